@@ -1,0 +1,39 @@
+#include <torch/library.h>
+
+// The whole interface of fasttps, one op a declaration. A trailing `_` and `(a!)` mark what is
+// written. Shapes, units and errors: the header of each op beside this file.
+
+// Both attention ops take the same arguments and both have an overload that returns (out, lse).
+#define FASTTPS_ATTENTION_ARGS                                                                   \
+  "(Tensor query, Tensor? key, Tensor? value, Tensor(a!) k_cache, Tensor(b!) v_cache, "          \
+  "Tensor seq_lens, Tensor? cos=None, Tensor? sin=None, *, bool interleaved=False, "             \
+  "float? scale=None, Tensor? attn_mask=None, Tensor? kv_start=None, Tensor? query_start=None, " \
+  "int? window=None, float? softcap=None, Tensor? sinks=None, bool ring=False, "                 \
+  "Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None)"
+
+TORCH_LIBRARY(fasttps, m) {
+  m.def(
+      "kv_cache_update_(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor key, Tensor value, "
+      "Tensor seq_lens, *, bool ring=False, Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None) "
+      "-> ()");
+  m.def("rope_attention_decode" FASTTPS_ATTENTION_ARGS " -> Tensor");
+  m.def("rope_attention_decode.lse" FASTTPS_ATTENTION_ARGS " -> (Tensor out, Tensor lse)");
+  m.def("causal_prefill" FASTTPS_ATTENTION_ARGS " -> Tensor");
+  m.def("causal_prefill.lse" FASTTPS_ATTENTION_ARGS " -> (Tensor out, Tensor lse)");
+  m.def("merge_attention(Tensor[] outs, Tensor[] lses) -> (Tensor out, Tensor lse)");
+  m.def(
+      "gate_up_silu_mlp(Tensor x, Tensor gate_up, Tensor down, *, int gate_up_format, "
+      "int down_format, int intermediate_size, int gate_up_group_size=0, int down_group_size=0, "
+      "str activation='silu', Tensor? gate_bias=None, Tensor? up_bias=None, "
+      "Tensor? down_bias=None) -> Tensor");
+  m.def("pack_weight(Tensor weight, *, int format) -> Tensor");
+  m.def(
+      "unpack_weight(Tensor packed, *, int format, int rows, int cols, int group_size=0) -> "
+      "Tensor");
+  m.def("pack_gate_up(Tensor gate, Tensor up, *, int format) -> Tensor");
+  m.def(
+      "unpack_gate_up(Tensor packed, *, int format, int rows, int cols, int group_size=0) -> "
+      "(Tensor gate, Tensor up)");
+}
+
+#undef FASTTPS_ATTENTION_ARGS
