@@ -73,7 +73,7 @@ class Timing:
 
 
 def rotate(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    """One call that runs the given calls in turn, one each time, so that none finds its data warm."""
+    """One call that runs the given calls in turn, one each time, so that its data is not warm."""
     turn = itertools.cycle(calls)
     return lambda: next(turn)()
 

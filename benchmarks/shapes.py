@@ -1,0 +1,39 @@
+"""The shapes of real models that the benchmarks use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+LLAMA_3_2_1B = ModelShape("llama-3.2-1b", 2048, 8192, 32, 8, 64)
+SMOLLM2_135M = ModelShape("smollm2-135m", 576, 1536, 9, 3, 64)
+PHI_3_MINI = ModelShape("phi-3-mini", 3072, 8192, 32, 32, 96)
+ALL = (LLAMA_3_2_1B, SMOLLM2_135M, PHI_3_MINI)
+
+
+def cos_sin(
+    positions: torch.Tensor, rotary_dim: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """RoPE tables [1, new_tokens, rotary_dim] of `positions` [new_tokens], halves duplicated."""
+    frequencies = 10000.0 ** (-torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
+    angles = (positions.float()[:, None] * frequencies).repeat(1, 2)[None]
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate_halves(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """RoPE as transformers writes it: x [batch, heads, new_tokens, head_dim]."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos[:, None] + turned * sin[:, None]
