@@ -1,0 +1,32 @@
+"""The ops: thin, documented functions over `torch.ops.fasttps.*`, inference only.
+
+`fasttps.reference` has the same functions in plain PyTorch.
+"""
+
+from .causal_prefill import causal_prefill
+from .gate_up_silu_mlp import gate_up_silu_mlp
+from .kv_cache_update import kv_cache_update_
+from .merge_attention import merge_attention
+from .pack_weight import (
+    LAYOUT_VERSION,
+    PackedFormat,
+    pack_gate_up,
+    pack_weight,
+    unpack_gate_up,
+    unpack_weight,
+)
+from .rope_attention_decode import rope_attention_decode
+
+__all__ = [
+    "LAYOUT_VERSION",
+    "PackedFormat",
+    "causal_prefill",
+    "gate_up_silu_mlp",
+    "kv_cache_update_",
+    "merge_attention",
+    "pack_gate_up",
+    "pack_weight",
+    "rope_attention_decode",
+    "unpack_gate_up",
+    "unpack_weight",
+]

@@ -1,0 +1,31 @@
+"""Plain-PyTorch twins of the ops: the same names, arguments and meaning, nothing compiled.
+
+They import torch alone, so they also serve where the library cannot be built. float64 inputs are
+computed in float64.
+"""
+
+from .causal_prefill import causal_prefill
+from .gate_up_silu_mlp import gate_up_silu_mlp
+from .kv_cache_update import kv_cache_update_
+from .merge_attention import merge_attention
+from .pack_weight import (
+    LAYOUT_VERSION,
+    pack_gate_up,
+    pack_weight,
+    unpack_gate_up,
+    unpack_weight,
+)
+from .rope_attention_decode import rope_attention_decode
+
+__all__ = [
+    "LAYOUT_VERSION",
+    "causal_prefill",
+    "gate_up_silu_mlp",
+    "kv_cache_update_",
+    "merge_attention",
+    "pack_gate_up",
+    "pack_weight",
+    "rope_attention_decode",
+    "unpack_gate_up",
+    "unpack_weight",
+]

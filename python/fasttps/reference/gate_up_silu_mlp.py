@@ -1,0 +1,52 @@
+"""`gate_up_silu_mlp` in plain PyTorch."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+from torch.nn import functional
+
+from .attention import compute_dtype
+from .pack_weight import unpack_gate_up, unpack_weight
+
+ACTIVATIONS = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
+
+
+def gate_up_silu_mlp(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    *,
+    gate_up_format: int,
+    down_format: int,
+    intermediate_size: int,
+    gate_up_group_size: int = 0,
+    down_group_size: int = 0,
+    activation: str = "silu",
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Tensor:
+    """(act(x Wg^T + bg) * (x Wu^T + bu)) Wd^T + bd with packed weights; out [..., hidden_size].
+
+    float64 x is computed in float64 (with weights of any format); others in float32, with one
+    rounding of the output to x's dtype.
+    """
+    dtype = compute_dtype(x.dtype)
+    hidden_size = x.size(-1)
+    gate_weight, up_weight = unpack_gate_up(
+        gate_up, format=gate_up_format, rows=intermediate_size, cols=hidden_size
+    )
+    down_weight = unpack_weight(down, format=down_format, rows=hidden_size, cols=intermediate_size)
+
+    def project(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.linear(rows, weight.to(dtype), None if bias is None else bias.to(dtype))
+
+    rows = x.to(dtype)
+    gate, up = project(rows, gate_weight, gate_bias), project(rows, up_weight, up_bias)
+    return project(ACTIVATIONS[activation](gate) * up, down_weight, down_bias).to(x.dtype)
