@@ -1,0 +1,62 @@
+"""FastTPS: decoder-only language models, fast in the token phase.
+
+- `fasttps.patch(model)`: run a HuggingFace model through the fused ops; `.undo()` restores it.
+- `fasttps.StaticKVCache`: a KV cache allocated once, for `model.generate(past_key_values=...)`.
+- `fasttps.register_attention()`: `attn_implementation="fasttps"` for any transformers model.
+- `fasttps.ops`: the ops (also `torch.ops.fasttps`); `fasttps.reference`: the same in plain PyTorch.
+- `fasttps.isa`: which instruction sets this CPU runs and which the ops use.
+- `fasttps.cmake_prefix_path`: where CMake's `find_package(fasttps)` finds the C++ side.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fasttps import _library
+from fasttps._version import __version__
+
+_library.load()
+
+from fasttps import isa, ops, reference  # noqa: E402
+
+if TYPE_CHECKING:
+    from fasttps.kv_cache import StaticKVCache
+    from fasttps.models.attention_interface import register_attention
+    from fasttps.models.patch import Patch, PatchError, patch
+
+cmake_prefix_path: str = str(_library.PACKAGE_DIR / "share" / "cmake")
+
+# transformers takes seconds to import, and the ops work without it.
+_LAZY = {
+    "Patch": "fasttps.models.patch",
+    "PatchError": "fasttps.models.patch",
+    "StaticKVCache": "fasttps.kv_cache",
+    "patch": "fasttps.models.patch",
+    "register_attention": "fasttps.models.attention_interface",
+}
+
+__all__ = [
+    "Patch",
+    "PatchError",
+    "StaticKVCache",
+    "__version__",
+    "cmake_prefix_path",
+    "isa",
+    "ops",
+    "patch",
+    "reference",
+    "register_attention",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'fasttps' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
