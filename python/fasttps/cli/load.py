@@ -1,0 +1,165 @@
+"""Load a model and its tokenizer from a HuggingFace folder or a GGUF file, offline.
+
+A checkpoint that lacks weights is an error: transformers would fill them with random numbers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fasttps.cli.errors import CliError, ExitCode, one_line
+from fasttps.cli.gguf_file import BrokenGguf, check_gguf, is_gguf
+from fasttps.cli.progress import Report, Reporter
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to generate, and what turns its tokens into text."""
+
+    model: Any
+    tokenizer: Any
+
+
+def load(path: Path, dtype: torch.dtype, reporter: Reporter) -> Loaded:
+    """Load the model at `path`, a HuggingFace folder or a GGUF file, in `dtype`.
+
+    Raises:
+        CliError: BROKEN_MODEL, with what is wrong with the path or the files.
+        ModuleNotFoundError: transformers or, for GGUF, gguf or accelerate is not installed.
+    """
+    where = source(path)
+    if "gguf_file" in where:
+        importlib.import_module("gguf")
+        importlib.import_module("accelerate")
+        _check(path, check_gguf)
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    with reporter.step("reading the tokenizer"):
+        tokenizer = _read(path, lambda: transformers.AutoTokenizer.from_pretrained(**where))
+    with reporter.step("reading the weights") as report, _bars_report_to(report):
+        model, facts = _read(
+            path,
+            lambda: transformers.AutoModelForCausalLM.from_pretrained(
+                **where, dtype=dtype, output_loading_info=True
+            ),
+        )
+    missing = sorted(facts["missing_keys"])
+    if missing:
+        raise CliError(
+            ExitCode.BROKEN_MODEL,
+            f"{path} lacks {len(missing)} of the model's weights, such as {missing[0]}",
+        )
+    if "gguf_file" in where:
+        forget_quantizer(model)
+    return Loaded(model.eval(), tokenizer)
+
+
+def source(path: Path) -> dict[str, Any]:
+    """The arguments of `from_pretrained` for a HuggingFace folder or a GGUF file.
+
+    Raises:
+        CliError: BROKEN_MODEL: `path` is neither.
+    """
+    offline = {"local_files_only": True, "trust_remote_code": False}
+    if not path.exists():
+        raise CliError(
+            ExitCode.BROKEN_MODEL,
+            f"no file or folder {path}; a model is given by its path and never fetched",
+        )
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            files = sorted(found.name for found in path.glob("*.gguf"))
+            hint = f"; it holds {files[0]}, which can be named itself" if files else ""
+            raise CliError(ExitCode.BROKEN_MODEL, f"folder {path} has no config.json{hint}")
+        _check(path / "config.json", _check_json_object)
+        return {"pretrained_model_name_or_path": str(path), **offline}
+    if not _check(path, is_gguf):
+        raise CliError(
+            ExitCode.BROKEN_MODEL, f"{path} is neither a HuggingFace folder nor a GGUF file"
+        )
+    return {
+        "pretrained_model_name_or_path": str(path.parent),
+        "gguf_file": path.name,
+        **offline,
+    }
+
+
+def forget_quantizer(model: Any) -> None:
+    """Let a model that was read from GGUF, and is plain now, be cast, patched and saved as one.
+
+    transformers leaves its quantizer on the model though the weights were dequantised.
+    """
+    if getattr(model, "hf_quantizer", None) is None:
+        return
+    model.hf_quantizer = None
+    model.is_quantized = False
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+
+
+def _check_json_object(path: Path) -> None:
+    if not isinstance(json.loads(path.read_text(encoding="utf-8")), dict):
+        raise ValueError("is not a JSON object")
+
+
+def _check(path: Path, check: Callable[[Path], Any]) -> Any:
+    """What `check(path)` returns; its complaint about the file as one line."""
+    try:
+        return check(path)
+    except BrokenGguf as error:
+        raise CliError(ExitCode.BROKEN_MODEL, f"{path} {error}") from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CliError(ExitCode.BROKEN_MODEL, f"cannot read {path}: {reason}") from error
+    except ValueError as error:  # json.JSONDecodeError, UnicodeDecodeError
+        raise CliError(ExitCode.BROKEN_MODEL, f"{path} is broken: {error}") from error
+
+
+def _read(path: Path, read: Callable[[], Any]) -> Any:
+    """What `read` returns. A broken file makes transformers raise nearly anything."""
+    try:
+        return read()
+    except ModuleNotFoundError:
+        raise
+    except MemoryError as error:
+        raise CliError(ExitCode.UNEXPECTED, f"not enough memory to load {path}") from error
+    except Exception as error:
+        reason = one_line(str(error), 300) or "no reason given"
+        raise CliError(
+            ExitCode.BROKEN_MODEL, f"cannot load {path}: {type(error).__name__}: {reason}"
+        ) from error
+
+
+@contextmanager
+def _bars_report_to(report: Report) -> Iterator[None]:
+    """Within, the loops over weights that transformers shows as bars of its own report to ours."""
+
+    def bar(items: Iterable[Any], **_: Any) -> Iterator[Any]:
+        items = list(items)
+        for done, item in enumerate(items):
+            yield item
+            report(done + 1, len(items), "")
+
+    replaced = []
+    for name in ("core_model_loading", "modeling_gguf_pytorch_utils"):
+        try:
+            module: Any = importlib.import_module(f"transformers.{name}")
+        except ImportError:  # another version of transformers, or no gguf
+            continue
+        if hasattr(module, "tqdm"):
+            replaced.append((module, module.tqdm))
+            module.tqdm = bar
+    try:
+        yield
+    finally:
+        for module, tqdm in replaced:
+            module.tqdm = tqdm
