@@ -51,14 +51,12 @@ def write_rows(
 ) -> None:
     """Write rows [batch, new_tokens, num_kv_heads, head_dim] at the slots from seq_lens on.
 
-    ring: slot = position mod max_seq_len; of several rows for one slot, the last one stays.
+    ring: slot = position mod max_seq_len; new_tokens is at most max_seq_len.
     """
-    max_seq_len, new_tokens = cache.size(2), rows.size(1)
-    first_kept = max(0, new_tokens - max_seq_len) if ring else 0
-    kept = torch.arange(first_kept, new_tokens, device=cache.device)
+    tokens = torch.arange(rows.size(1), device=cache.device)
     for sequence, first in enumerate(seq_lens.expand(cache.size(0)).tolist()):
-        slots = (first + kept) % max_seq_len if ring else first + kept
-        new = rows[sequence, kept].transpose(0, 1)
+        slots = (first + tokens) % cache.size(2) if ring else first + tokens
+        new = rows[sequence].transpose(0, 1)
         if scale is None:
             cache[sequence][:, slots] = new.to(cache.dtype)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .attention import attention
@@ -33,28 +34,29 @@ def causal_prefill(
     """The same as `rope_attention_decode`: the two ops differ in algorithm, not in meaning.
 
     float64 inputs are computed in float64; others in float32, with the rotated key rounded once
-    to the cache's dtype and the output once to the query's. With return_lse both results stay in
-    the compute dtype.
+    to the cache's dtype and the output once to the query's; with return_lse both results stay in
+    the compute dtype. Autocast changes nothing.
     """
-    out, lse = attention(
-        query,
-        key,
-        value,
-        k_cache,
-        v_cache,
-        seq_lens,
-        cos,
-        sin,
-        interleaved=interleaved,
-        scale=scale,
-        attn_mask=attn_mask,
-        kv_start=kv_start,
-        query_start=query_start,
-        window=window,
-        softcap=softcap,
-        sinks=sinks,
-        ring=ring,
-        k_scale=k_scale,
-        v_scale=v_scale,
-    )
+    with torch.autocast(query.device.type, enabled=False):
+        out, lse = attention(
+            query,
+            key,
+            value,
+            k_cache,
+            v_cache,
+            seq_lens,
+            cos,
+            sin,
+            interleaved=interleaved,
+            scale=scale,
+            attn_mask=attn_mask,
+            kv_start=kv_start,
+            query_start=query_start,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            ring=ring,
+            k_scale=k_scale,
+            v_scale=v_scale,
+        )
     return (out, lse) if return_lse else out.to(query.dtype)

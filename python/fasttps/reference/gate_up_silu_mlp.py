@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -35,7 +36,7 @@ def gate_up_silu_mlp(
     """(act(x Wg^T + bg) * (x Wu^T + bu)) Wd^T + bd with packed weights; out [..., hidden_size].
 
     float64 x is computed in float64 (with weights of any format); others in float32, with one
-    rounding of the output to x's dtype.
+    rounding of the output to x's dtype; autocast changes nothing.
     """
     dtype = compute_dtype(x.dtype)
     hidden_size = x.size(-1)
@@ -47,6 +48,7 @@ def gate_up_silu_mlp(
     def project(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(rows, weight.to(dtype), None if bias is None else bias.to(dtype))
 
-    rows = x.to(dtype)
-    gate, up = project(rows, gate_weight, gate_bias), project(rows, up_weight, up_bias)
-    return project(ACTIVATIONS[activation](gate) * up, down_weight, down_bias).to(x.dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        rows = x.to(dtype)
+        gate, up = project(rows, gate_weight, gate_bias), project(rows, up_weight, up_bias)
+        return project(ACTIVATIONS[activation](gate) * up, down_weight, down_bias).to(x.dtype)

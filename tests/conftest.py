@@ -1,0 +1,35 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.devices import DEVICES, Device, one_of_each_family
+
+
+def _active(device: Device) -> Iterator[Device]:
+    reason = device.missing()
+    if reason is not None:
+        pytest.skip(f"{device.name}: {reason}")
+    with device.active():
+        yield device
+
+
+@pytest.fixture(params=DEVICES, ids=lambda device: device.name)
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """Every device, on the CPU every instruction set: for what a kernel computes."""
+    yield from _active(request.param)
+
+
+@pytest.fixture(params=one_of_each_family(), ids=lambda device: device.family)
+def device_family(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """One device of each family: for schemas, checks and graphs, which all its variants share."""
+    yield from _active(request.param)
+
+
+@pytest.fixture(params=["rope_attention_decode", "causal_prefill"])
+def attention_op(request: pytest.FixtureRequest) -> str:
+    """Both attention ops: two algorithms with one meaning."""
+    return request.param
