@@ -227,7 +227,7 @@ def show(title: str, records: Sequence[Mapping[str, Any]], console: Console | No
     rates = {key: head for key, head in rates.items() if any(key in r for r in records)}
     table.add_column("shape")
     table.add_column("dtype")
-    for head in [f"{OURS} µs", *rates.values(), *(f"{name} µs (×)" for name in others)]:
+    for head in [f"{OURS} µs", *rates.values(), *(f"{name} µs (x)" for name in others)]:
         table.add_column(head, justify="right")
     for record in records:
         row = [record["shape"], record["dtype"], f"{record['median_us']:,.1f}"]

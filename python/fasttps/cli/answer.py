@@ -69,21 +69,18 @@ def encode(loaded: Loaded, prompt: str, chat: bool) -> dict[str, torch.Tensor]:
     """The prompt as `generate` takes it, within the chat template where `chat` and there is one.
 
     Raises:
-        CliError: USAGE: the prompt has no tokens or cannot be encoded.
+        CliError: USAGE: the prompt has no tokens.
     """
     tokenizer = loaded.tokenizer
-    try:
-        if chat and getattr(tokenizer, "chat_template", None):
-            encoded = tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}],
-                add_generation_prompt=True,
-                return_tensors="pt",
-                return_dict=True,
-            )
-        else:
-            encoded = tokenizer(prompt, return_tensors="pt")
-    except UnicodeEncodeError as error:
-        raise CliError(ExitCode.USAGE, "the prompt is not valid UTF-8") from error
+    if chat and getattr(tokenizer, "chat_template", None):
+        encoded = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+        )
+    else:
+        encoded = tokenizer(prompt, return_tensors="pt")
     if encoded["input_ids"].shape[-1] == 0:
         raise CliError(ExitCode.USAGE, "the prompt has no tokens")
     return {

@@ -15,7 +15,7 @@ import fasttps
 from fasttps.cli.answer import Answer, Sampling, ask, encode, room_for_answer
 from fasttps.cli.errors import CliError, ExitCode
 from fasttps.cli.load import load, source
-from fasttps.cli.patched import cache_for, check_isa, check_supported, patch_model
+from fasttps.cli.patched import check_isa, check_supported, patch_model
 from fasttps.cli.progress import Reporter
 
 WARM_UP_TOKENS = 4
@@ -63,7 +63,9 @@ def run(request: Request) -> None:
         return ask(loaded, inputs, max_new_tokens, sampling, cache=cache_of(patch), write=write)
 
     def cache_of(patch: fasttps.Patch | None) -> Any:
-        return cache_for(loaded.model, prompt_tokens + max_new_tokens) if patch else None
+        if patch is None:
+            return None
+        return fasttps.StaticKVCache(loaded.model.config, prompt_tokens + max_new_tokens)
 
     patch = patch_model(loaded.model, reporter) if request.patch else None
     ours = answer(patch, write_out)
@@ -93,8 +95,21 @@ def read_prompt(prompt: str | None) -> str:
             prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
         except UnicodeDecodeError as error:
             raise CliError(ExitCode.USAGE, "the prompt on standard input is not UTF-8") from error
+    return checked(prompt)
+
+
+def checked(prompt: str) -> str:
+    """The prompt.
+
+    Raises:
+        CliError: USAGE: it is empty, or held bytes that are not UTF-8.
+    """
     if not prompt:
         raise CliError(ExitCode.USAGE, "the prompt is empty")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:  # how Python hands on such bytes of an argument
+        raise CliError(ExitCode.USAGE, "the prompt is not UTF-8") from error
     return prompt
 
 

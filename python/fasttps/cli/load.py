@@ -44,9 +44,9 @@ def load(path: Path, dtype: torch.dtype, reporter: Reporter) -> Loaded:
 
     transformers.utils.logging.set_verbosity_error()
     with reporter.step("reading the tokenizer"):
-        tokenizer = _read(path, lambda: transformers.AutoTokenizer.from_pretrained(**where))
+        tokenizer = read(path, lambda: transformers.AutoTokenizer.from_pretrained(**where))
     with reporter.step("reading the weights") as report, _bars_report_to(report):
-        model, facts = _read(
+        model, facts = read(
             path,
             lambda: transformers.AutoModelForCausalLM.from_pretrained(
                 **where, dtype=dtype, output_loading_info=True
@@ -124,7 +124,7 @@ def _check(path: Path, check: Callable[[Path], Any]) -> Any:
         raise CliError(ExitCode.BROKEN_MODEL, f"{path} is broken: {error}") from error
 
 
-def _read(path: Path, read: Callable[[], Any]) -> Any:
+def read(path: Path, read: Callable[[], Any]) -> Any:
     """What `read` returns. A broken file makes transformers raise nearly anything."""
     try:
         return read()

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import fasttps
 from fasttps.cli.errors import CliError, ExitCode
+from fasttps.cli.load import read, source
 from fasttps.cli.progress import Reporter
+from fasttps.models import FAMILIES
 
 
 def check_isa() -> None:
@@ -36,8 +40,27 @@ def patch_model(model: Any, reporter: Reporter) -> fasttps.Patch:
 
 
 def check_supported(path: Path) -> None:
-    pass
+    """Tell a model that cannot be patched by its config, before its weights are read.
 
+    A GGUF file is not looked at: its config takes as long to read as half of its weights.
 
-def cache_for(model: Any, max_seq_len: int) -> Any:
-    return None
+    Raises:
+        CliError: UNSUPPORTED_MODEL, or BROKEN_MODEL where the config makes no model.
+    """
+    if not path.is_dir():
+        return
+    import transformers
+
+    def skeleton() -> Any:
+        config = transformers.AutoConfig.from_pretrained(**source(path))
+        with torch.device("meta"):
+            return transformers.AutoModelForCausalLM.from_config(config)
+
+    model = read(path, skeleton)
+    bases = (base for module in model.modules() for base in type(module).__mro__)
+    if not any(base.__module__ in FAMILIES for base in bases):
+        raise CliError(
+            ExitCode.UNSUPPORTED_MODEL,
+            f"{path} is a {type(model).__name__}, which FastTPS does not patch; "
+            "--no-patch runs it as it is",
+        )
