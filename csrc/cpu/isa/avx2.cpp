@@ -1,0 +1,103 @@
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "../kernel_table.h"
+#include "../kernels/half.h"
+
+namespace {
+
+struct Vec {
+  static constexpr int64_t kLanes = 8;
+  static constexpr bool kBf16Dot = false;
+  __m256 v;
+
+  static Vec set(float x) { return {_mm256_set1_ps(x)}; }
+  static Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
+  static Vec load_bf16(const uint16_t* p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(load_128(p));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
+  }
+  static Vec load_f16(const uint16_t* p) { return {_mm256_cvtph_ps(load_128(p))}; }
+  static Vec load_i8(const int8_t* p) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
+  }
+  static void load_bf16_pairs(const uint16_t* p, Vec& even, Vec& odd) {
+    const __m256i pairs = load_256(p);
+    even.v = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    odd.v = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(0xffff0000)));
+  }
+  static void load_f16_pairs(const uint16_t* p, Vec& even, Vec& odd) {
+    const __m256i pairs = load_256(p);
+    even.v = _mm256_cvtph_ps(low_halves(_mm256_and_si256(pairs, _mm256_set1_epi32(0xffff))));
+    odd.v = _mm256_cvtph_ps(low_halves(_mm256_srli_epi32(pairs, 16)));
+  }
+  void store(float* p) const { _mm256_storeu_ps(p, v); }
+  void store_bf16(uint16_t* p) const {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i bias = _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, bias), 16);
+    const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    store_128(p, low_halves(_mm256_blendv_epi8(rounded, quiet, is_nan)));
+  }
+  void store_f16(uint16_t* p) const {
+    store_128(p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+
+ private:
+  static __m128i load_128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+  static __m256i load_256(const void* p) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+  }
+  static void store_128(void* p, __m128i x) { _mm_storeu_si128(static_cast<__m128i*>(p), x); }
+  // Eight 32-bit lanes below 2^16 as eight 16-bit lanes.
+  static __m128i low_halves(__m256i x) {
+    const __m256i packed = _mm256_packus_epi32(x, x);  // 0-3 0-3 | 4-7 4-7
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0b1000));
+  }
+};
+
+inline Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
+inline Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
+inline Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
+inline Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
+inline Vec operator-(Vec a) { return {_mm256_xor_ps(a.v, _mm256_set1_ps(-0.0f))}; }
+inline Vec fmadd(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
+inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
+inline Vec abs(Vec a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
+inline Vec rint(Vec a) {
+  return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+inline Vec power_of_two(Vec n) {
+  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23))};
+}
+inline Vec copy_sign(Vec magnitude, Vec sign) {
+  const __m256 sign_bit = _mm256_and_ps(sign.v, _mm256_set1_ps(-0.0f));
+  return {_mm256_or_ps(abs(magnitude).v, sign_bit)};
+}
+inline Vec select_less(Vec a, Vec b, Vec then, Vec otherwise) {
+  return {_mm256_blendv_ps(otherwise.v, then.v, _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ))};
+}
+inline float reduce_add(Vec a) {
+  __m128 x = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+inline float reduce_max(Vec a) {
+  __m128 x = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+
+}  // namespace
+
+#include "../kernels/all.h"
+
+namespace fasttps::cpu {
+const KernelTable kAvx2Kernels = kernel_table_for<Vec>("avx2", kAvx2Bit | kFmaBit | kF16cBit);
+}  // namespace fasttps::cpu

@@ -1,0 +1,53 @@
+#include "isa_list.h"
+
+namespace fasttps::cpu {
+
+std::span<const KernelTable* const> kernel_tables() {
+  static const KernelTable* const tables[] = {
+#ifdef FASTTPS_X86
+      &kAvx512Bf16Kernels,
+      &kAvx512Kernels,
+      &kAvx2Kernels,
+#endif
+      &kScalarKernels,
+  };
+  return tables;
+}
+
+uint32_t cpu_features() {
+  uint32_t bits = 0;
+#ifdef FASTTPS_X86
+  // __builtin_cpu_supports also asks whether the operating system saves the wide registers.
+  if (__builtin_cpu_supports("avx2")) bits |= kAvx2Bit;
+  if (__builtin_cpu_supports("fma")) bits |= kFmaBit;
+  if (__builtin_cpu_supports("f16c")) bits |= kF16cBit;
+  if (__builtin_cpu_supports("avx512f")) bits |= kAvx512fBit;
+  if (__builtin_cpu_supports("avx512bw")) bits |= kAvx512bwBit;
+  if (__builtin_cpu_supports("avx512dq")) bits |= kAvx512dqBit;
+  if (__builtin_cpu_supports("avx512vl")) bits |= kAvx512vlBit;
+  if (__builtin_cpu_supports("avx512bf16")) bits |= kAvx512Bf16Bit;
+  if (__builtin_cpu_supports("avx512vnni")) bits |= kAvx512VnniBit;
+#endif
+  return bits;
+}
+
+uint32_t missing_feature_bits(const KernelTable& table) {
+  return table.required_features & ~cpu_features();
+}
+
+const char* feature_name(CpuFeature bit) {
+  switch (bit) {
+    case kAvx2Bit: return "avx2";
+    case kFmaBit: return "fma";
+    case kF16cBit: return "f16c";
+    case kAvx512fBit: return "avx512f";
+    case kAvx512bwBit: return "avx512bw";
+    case kAvx512dqBit: return "avx512dq";
+    case kAvx512vlBit: return "avx512vl";
+    case kAvx512Bf16Bit: return "avx512_bf16";
+    case kAvx512VnniBit: return "avx512_vnni";
+  }
+  return "unknown";
+}
+
+}  // namespace fasttps::cpu

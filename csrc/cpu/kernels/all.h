@@ -1,0 +1,45 @@
+// Included once by each isa/*.cpp, after its Vec. Everything lies in anonymous namespaces, so that
+// every instruction set keeps its own copy and none can be picked up by an older CPU.
+#include "element.h"
+#include "math.h"
+//
+#include "attention.h"
+#include "causal_prefill.h"
+#include "gate_up_silu_mlp.h"
+#include "kv_cache_update.h"
+#include "merge_attention.h"
+#include "pack_weight.h"
+#include "rope.h"
+#include "rope_attention_decode.h"
+
+namespace fasttps::cpu {
+namespace {
+
+// One line per entry of KernelTable, so no row can miss a kernel.
+template <class Vec>
+constexpr KernelTable kernel_table_for(const char* isa, uint32_t required_features) {
+  return {
+      isa,
+      required_features,
+      map_f32<Vec, exp<Vec>>,
+      map_f32<Vec, exp2<Vec>>,
+      map_f32<Vec, tanh<Vec>>,
+      map_f32<Vec, erf<Vec>>,
+      {load_row<Vec, F32>, load_row<Vec, Bf16>, load_row<Vec, F16>},
+      {store_row<Vec, F32>, store_row<Vec, Bf16>, store_row<Vec, F16>},
+      {rope_row<Vec, F32>, rope_row<Vec, Bf16>, rope_row<Vec, F16>},
+      quantize_row<Vec>,
+      {rope_attention_decode<Vec, F32>, rope_attention_decode<Vec, Bf16>,
+       rope_attention_decode<Vec, F16>, rope_attention_decode<Vec, Int8>},
+      {causal_prefill<Vec, F32>, causal_prefill<Vec, Bf16>, causal_prefill<Vec, F16>,
+       causal_prefill<Vec, Int8>},
+      merge_attention<Vec>,
+      {packed_linear_kernels<FloatProduct<Vec, F32>>(), bf16_linear_kernels<Vec>(),
+       packed_linear_kernels<FloatProduct<Vec, F16>>()},
+      {pack_panel<uint32_t>, pack_panel<uint16_t>},
+      {unpack_panel<uint32_t>, unpack_panel<uint16_t>},
+  };
+}
+
+}  // namespace
+}  // namespace fasttps::cpu

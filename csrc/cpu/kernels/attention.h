@@ -1,0 +1,86 @@
+// Included after Vec, math.h and element.h. What the two attention kernels share.
+namespace fasttps::cpu {
+namespace {
+
+inline constexpr float kMinusInf = -__builtin_inff();
+
+// Bit j: row may see position `position` + j, j < count <= kKeyBlock.
+inline uint64_t allowed_positions(const AttentionTask& task, int64_t row, int64_t position,
+                                  int64_t count) {
+  const int64_t from = task.first[row] > position ? task.first[row] - position : 0;
+  const int64_t to = task.last[row] < position + count ? task.last[row] - position + 1 : count;
+  if (from >= to) return 0;
+  uint64_t bits = (~uint64_t{0} >> (64 - (to - from))) << from;
+  if (task.mask != nullptr) {
+    const uint8_t* mask = task.mask[row] + (position - task.slot_shift) * task.mask_stride;
+    for (int64_t j = from; j < to; ++j) {
+      if (mask[j * task.mask_stride] == 0) bits &= ~(uint64_t{1} << j);
+    }
+  }
+  return bits;
+}
+
+// The positions of one block, and who may see them.
+struct KeyBlock {
+  int64_t position;
+  int64_t count;
+  uint64_t all;                     // `count` ones
+  uint64_t allowed[kMaxQueryRows];  // by row
+  bool any;                         // some row sees some position
+  bool partial;                     // some row misses some position
+};
+
+inline KeyBlock key_block(const AttentionTask& task, int64_t position) {
+  KeyBlock block;
+  block.position = position;
+  block.count = task.end - position < kKeyBlock ? task.end - position : kKeyBlock;
+  block.all = ~uint64_t{0} >> (64 - block.count);
+  block.any = block.partial = false;
+  for (int64_t r = 0; r < task.rows; ++r) {
+    block.allowed[r] = allowed_positions(task, r, position, block.count);
+    block.any |= block.allowed[r] != 0;
+    block.partial |= block.allowed[r] != block.all;
+    task.attended[r] |= block.allowed[r] != 0;
+  }
+  return block;
+}
+
+template <class Element>
+inline const typename Element::Storage* key_row(const AttentionTask& task, int64_t position) {
+  return static_cast<const typename Element::Storage*>(task.k) +
+         (position - task.slot_shift) * task.k_stride;
+}
+
+template <class Element>
+inline const typename Element::Storage* value_row(const AttentionTask& task, int64_t position) {
+  return static_cast<const typename Element::Storage*>(task.v) +
+         (position - task.slot_shift) * task.v_stride;
+}
+
+// The factor of an int8 row; 1 for the other types.
+template <class Element>
+inline float key_scale(const AttentionTask& task, int64_t position) {
+  if constexpr (Element::kScaled) {
+    return task.k_scale[(position - task.slot_shift) * task.k_scale_stride];
+  }
+  return 1.0f;
+}
+
+template <class Element>
+inline float value_scale(const AttentionTask& task, int64_t position) {
+  if constexpr (Element::kScaled) {
+    return task.v_scale[(position - task.slot_shift) * task.v_scale_stride];
+  }
+  return 1.0f;
+}
+
+// The maximum to subtract: 0 where nothing finite was seen yet, so that -inf - -inf never happens.
+inline float finite_max(float max) { return max == kMinusInf ? 0.0f : max; }
+
+template <class Vec>
+inline Vec finite_max(Vec max) {
+  return select_less(Vec::set(kMinusInf), max, max, Vec::set(0.0f));
+}
+
+}  // namespace
+}  // namespace fasttps::cpu

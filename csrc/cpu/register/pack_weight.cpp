@@ -1,0 +1,87 @@
+#include "../../ops/pack_weight.h"
+
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include "../dispatch.h"
+
+namespace fasttps::cpu {
+namespace {
+
+// One [rows, cols] matrix whose panel p lies at panel first + p * step of `packed`.
+struct Half {
+  const at::Tensor& weight;
+  int64_t first, step;
+};
+
+template <class Work>
+void for_each_panel(const PackedShape& shape, const Work& work) {
+  const int64_t panel_bytes = packed_panel_bytes(shape.format, shape.cols);
+  if (panel_bytes == 0) return;
+  at::parallel_for(0, packed_panels(shape.rows), 1 + 65536 / panel_bytes,
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t panel = begin; panel < end; ++panel) work(panel, panel_bytes);
+                   });
+}
+
+void pack(const PackedShape& shape, const Half& half, const at::Tensor& packed) {
+  const int size_row = format_element_bytes(shape.format) == 4 ? 0 : 1;
+  auto* to = static_cast<char*>(packed.mutable_data_ptr());
+  for_each_panel(shape, [&](int64_t panel, int64_t panel_bytes) {
+    kernels().pack_panel[size_row](half.weight.const_data_ptr(), half.weight.stride(0), shape.rows,
+                                   shape.cols, panel,
+                                   to + (half.first + panel * half.step) * panel_bytes);
+  });
+}
+
+void unpack(const PackedShape& shape, const at::Tensor& packed, const Half& half) {
+  const int size_row = format_element_bytes(shape.format) == 4 ? 0 : 1;
+  const auto* from = static_cast<const char*>(packed.const_data_ptr());
+  for_each_panel(shape, [&](int64_t panel, int64_t panel_bytes) {
+    kernels().unpack_panel[size_row](from + (half.first + panel * half.step) * panel_bytes,
+                                     shape.rows, shape.cols, panel,
+                                     half.weight.mutable_data_ptr(), half.weight.stride(0));
+  });
+}
+
+at::Tensor pack_weight(const at::Tensor& weight, int64_t format) {
+  const PackedShape shape = check_pack_weight(weight, format);
+  at::Tensor packed = empty_packed(weight, shape);
+  pack(shape, {weight, 0, 1}, packed);
+  return packed;
+}
+
+at::Tensor pack_gate_up(const at::Tensor& gate, const at::Tensor& up, int64_t format) {
+  const PackedShape shape = check_pack_gate_up(gate, up, format);
+  at::Tensor packed = empty_packed(gate, shape);
+  pack(shape, {gate, 0, 2}, packed);
+  pack(shape, {up, 1, 2}, packed);
+  return packed;
+}
+
+at::Tensor unpack_weight(const at::Tensor& packed, int64_t format, int64_t rows, int64_t cols,
+                         int64_t group_size) {
+  const PackedShape shape = check_unpack_weight(packed, format, rows, cols, group_size);
+  at::Tensor weight = empty_unpacked(packed, shape);
+  unpack(shape, packed, {weight, 0, 1});
+  return weight;
+}
+
+std::tuple<at::Tensor, at::Tensor> unpack_gate_up(const at::Tensor& packed, int64_t format,
+                                                  int64_t rows, int64_t cols, int64_t group_size) {
+  const PackedShape shape = check_unpack_gate_up(packed, format, rows, cols, group_size);
+  at::Tensor gate = empty_unpacked(packed, shape), up = empty_unpacked(packed, shape);
+  unpack(shape, packed, {gate, 0, 2});
+  unpack(shape, packed, {up, 1, 2});
+  return {gate, up};
+}
+
+TORCH_LIBRARY_IMPL(fasttps, CPU, m) {
+  m.impl("pack_weight", pack_weight);
+  m.impl("unpack_weight", unpack_weight);
+  m.impl("pack_gate_up", pack_gate_up);
+  m.impl("unpack_gate_up", unpack_gate_up);
+}
+
+}  // namespace
+}  // namespace fasttps::cpu

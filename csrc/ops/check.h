@@ -1,0 +1,47 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <initializer_list>
+
+// Checks that all ops share. Each names the op, the argument, what was wanted and what came.
+// ValueError: shape, value, stride. TypeError: dtype, device.
+namespace fasttps {
+
+// Sizes of `t` as named dimensions.
+//   const auto [batch, num_heads, head_dim] = dims<3>(op, "q", q, "[batch, num_heads, head_dim]");
+template <size_t kRank>
+std::array<int64_t, kRank> dims(const char* op, const char* arg, const at::Tensor& t,
+                                const char* layout) {
+  TORCH_CHECK_VALUE(t.dim() == int64_t{kRank}, op, ": ", arg, " must be ", layout, ", got shape ",
+                    t.sizes());
+  std::array<int64_t, kRank> sizes;
+  for (size_t i = 0; i < kRank; ++i) sizes[i] = t.size(static_cast<int64_t>(i));
+  return sizes;
+}
+
+// `t` has exactly the sizes `wanted`, whose meaning is `layout`.
+void check_sizes(const char* op, const char* arg, const at::Tensor& t, const char* layout,
+                 at::IntArrayRef wanted);
+
+void check_dtype(const char* op, const char* arg, const at::Tensor& t,
+                 std::initializer_list<at::ScalarType> wanted);
+
+// float32, bfloat16 or float16.
+void check_float_dtype(const char* op, const char* arg, const at::Tensor& t);
+
+void check_same_device(const char* op, const char* arg, const at::Tensor& t, const char* other_arg,
+                       const at::Tensor& other);
+
+// Elements of the last dimension lie side by side; all other strides are free.
+void check_dense_last_dim(const char* op, const char* arg, const at::Tensor& t);
+
+// No two indices of `t` share an element, so it may be written.
+void check_writable(const char* op, const char* arg, const at::Tensor& t);
+
+// The memory of `t` does not overlap that of `other`, which is written.
+void check_no_overlap(const char* op, const char* arg, const at::Tensor& t, const char* other_arg,
+                      const at::Tensor& other);
+
+}  // namespace fasttps

@@ -1,0 +1,120 @@
+#include "fasttps.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <string_view>
+
+namespace fasttps {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+using TensorPair = std::tuple<at::Tensor, at::Tensor>;
+
+// The op `name`, with the C++ types that its kernels have.
+template <class Function>
+c10::TypedOperatorHandle<Function> op(const char* name, const char* overload = "") {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).typed<Function>();
+}
+
+template <class Result>
+using Attention = Result(const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
+                         at::Tensor&, at::Tensor&, const at::Tensor&, const OptionalTensor&,
+                         const OptionalTensor&, bool, std::optional<double>, const OptionalTensor&,
+                         const OptionalTensor&, const OptionalTensor&, std::optional<int64_t>,
+                         std::optional<double>, const OptionalTensor&, bool, const OptionalTensor&,
+                         const OptionalTensor&);
+
+template <class Result>
+Result call(const c10::TypedOperatorHandle<Attention<Result>>& op, const at::Tensor& query,
+            const OptionalTensor& key, const OptionalTensor& value, at::Tensor& k_cache,
+            at::Tensor& v_cache, const at::Tensor& seq_lens, const AttentionOptions& o) {
+  return op.call(query, key, value, k_cache, v_cache, seq_lens, o.cos, o.sin, o.interleaved,
+                 o.scale, o.attn_mask, o.kv_start, o.query_start, o.window, o.softcap, o.sinks,
+                 o.ring, o.k_scale, o.v_scale);
+}
+
+}  // namespace
+
+void kv_cache_update_(at::Tensor k_cache, at::Tensor v_cache, const at::Tensor& key,
+                      const at::Tensor& value, const at::Tensor& seq_lens,
+                      const CacheOptions& options) {
+  static const auto update =
+      op<void(at::Tensor&, at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+              bool, const OptionalTensor&, const OptionalTensor&)>("fasttps::kv_cache_update_");
+  update.call(k_cache, v_cache, key, value, seq_lens, options.ring, options.k_scale,
+              options.v_scale);
+}
+
+at::Tensor rope_attention_decode(const at::Tensor& query, const OptionalTensor& key,
+                                 const OptionalTensor& value, at::Tensor k_cache,
+                                 at::Tensor v_cache, const at::Tensor& seq_lens,
+                                 const AttentionOptions& options) {
+  static const auto decode = op<Attention<at::Tensor>>("fasttps::rope_attention_decode");
+  return call(decode, query, key, value, k_cache, v_cache, seq_lens, options);
+}
+
+TensorPair rope_attention_decode_lse(const at::Tensor& query, const OptionalTensor& key,
+                                     const OptionalTensor& value, at::Tensor k_cache,
+                                     at::Tensor v_cache, const at::Tensor& seq_lens,
+                                     const AttentionOptions& options) {
+  static const auto decode = op<Attention<TensorPair>>("fasttps::rope_attention_decode", "lse");
+  return call(decode, query, key, value, k_cache, v_cache, seq_lens, options);
+}
+
+at::Tensor causal_prefill(const at::Tensor& query, const OptionalTensor& key,
+                          const OptionalTensor& value, at::Tensor k_cache, at::Tensor v_cache,
+                          const at::Tensor& seq_lens, const AttentionOptions& options) {
+  static const auto prefill = op<Attention<at::Tensor>>("fasttps::causal_prefill");
+  return call(prefill, query, key, value, k_cache, v_cache, seq_lens, options);
+}
+
+TensorPair causal_prefill_lse(const at::Tensor& query, const OptionalTensor& key,
+                              const OptionalTensor& value, at::Tensor k_cache, at::Tensor v_cache,
+                              const at::Tensor& seq_lens, const AttentionOptions& options) {
+  static const auto prefill = op<Attention<TensorPair>>("fasttps::causal_prefill", "lse");
+  return call(prefill, query, key, value, k_cache, v_cache, seq_lens, options);
+}
+
+TensorPair merge_attention(at::TensorList outs, at::TensorList lses) {
+  static const auto merge =
+      op<TensorPair(at::TensorList, at::TensorList)>("fasttps::merge_attention");
+  return merge.call(outs, lses);
+}
+
+at::Tensor pack_weight(const at::Tensor& weight, PackedFormat format) {
+  static const auto pack = op<at::Tensor(const at::Tensor&, int64_t)>("fasttps::pack_weight");
+  return pack.call(weight, static_cast<int64_t>(format));
+}
+
+at::Tensor unpack_weight(const at::Tensor& packed, PackedFormat format, int64_t rows,
+                         int64_t cols) {
+  static const auto unpack = op<at::Tensor(const at::Tensor&, int64_t, int64_t, int64_t, int64_t)>(
+      "fasttps::unpack_weight");
+  return unpack.call(packed, static_cast<int64_t>(format), rows, cols, 0);
+}
+
+at::Tensor pack_gate_up(const at::Tensor& gate, const at::Tensor& up, PackedFormat format) {
+  static const auto pack =
+      op<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t)>("fasttps::pack_gate_up");
+  return pack.call(gate, up, static_cast<int64_t>(format));
+}
+
+TensorPair unpack_gate_up(const at::Tensor& packed, PackedFormat format, int64_t rows,
+                          int64_t cols) {
+  static const auto unpack = op<TensorPair(const at::Tensor&, int64_t, int64_t, int64_t, int64_t)>(
+      "fasttps::unpack_gate_up");
+  return unpack.call(packed, static_cast<int64_t>(format), rows, cols, 0);
+}
+
+at::Tensor gate_up_silu_mlp(const at::Tensor& x, const at::Tensor& gate_up, const at::Tensor& down,
+                            const MlpOptions& options) {
+  static const auto mlp =
+      op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, int64_t,
+                    int64_t, int64_t, int64_t, std::string_view, const OptionalTensor&,
+                    const OptionalTensor&, const OptionalTensor&)>("fasttps::gate_up_silu_mlp");
+  return mlp.call(x, gate_up, down, static_cast<int64_t>(options.gate_up_format),
+                  static_cast<int64_t>(options.down_format), options.intermediate_size, 0, 0,
+                  options.activation, options.gate_bias, options.up_bias, options.down_bias);
+}
+
+}  // namespace fasttps

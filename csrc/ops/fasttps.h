@@ -1,0 +1,100 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "packed_format.h"
+
+// The ops for C++ programs: the functions of `torch.ops.fasttps`, with the types of their schemas.
+// They go through PyTorch's dispatcher, so the device of the tensors decides what runs, and they
+// are inference only. Shapes, dtypes and meaning: the Python functions in fasttps.ops, and the
+// header of each op in the sources. Wrong calls throw c10::ValueError or c10::TypeError.
+//
+//   find_package(fasttps REQUIRED)    # CMAKE_PREFIX_PATH: fasttps.cmake_prefix_path
+//   target_link_libraries(app PRIVATE fasttps::fasttps)
+//
+// What is optional goes in by name:
+//   fasttps::rope_attention_decode(query, key, value, k_cache, v_cache, seq_lens,
+//                                  {.cos = cos, .sin = sin, .window = 4096});
+namespace fasttps {
+
+struct CacheOptions {
+  bool ring = false;                       // slot = position mod max_seq_len
+  std::optional<at::Tensor> k_scale = {};  // f32 [batch, num_kv_heads, max_seq_len]: the
+  std::optional<at::Tensor> v_scale = {};  // caches are int8
+};
+
+// Writes key and value into the caches at slot seq_lens.
+void kv_cache_update_(at::Tensor k_cache, at::Tensor v_cache, const at::Tensor& key,
+                      const at::Tensor& value, const at::Tensor& seq_lens,
+                      const CacheOptions& options = {});
+
+struct AttentionOptions {
+  std::optional<at::Tensor> cos = {};  // both or neither; neither: already rotated
+  std::optional<at::Tensor> sin = {};
+  bool interleaved = false;
+  std::optional<double> scale = {};  // default head_dim^-0.5
+  std::optional<at::Tensor> attn_mask = {};
+  std::optional<at::Tensor> kv_start = {};
+  std::optional<at::Tensor> query_start = {};  // default seq_lens
+  std::optional<int64_t> window = {};
+  std::optional<double> softcap = {};
+  std::optional<at::Tensor> sinks = {};
+  bool ring = false;
+  std::optional<at::Tensor> k_scale = {};
+  std::optional<at::Tensor> v_scale = {};
+};
+
+// Rotates query and key, writes key and value into the caches, attends to them. Key and value both
+// absent: attends only. Returns [batch, new_tokens, num_heads, head_dim].
+at::Tensor rope_attention_decode(const at::Tensor& query, const std::optional<at::Tensor>& key,
+                                 const std::optional<at::Tensor>& value, at::Tensor k_cache,
+                                 at::Tensor v_cache, const at::Tensor& seq_lens,
+                                 const AttentionOptions& options = {});
+at::Tensor causal_prefill(const at::Tensor& query, const std::optional<at::Tensor>& key,
+                          const std::optional<at::Tensor>& value, at::Tensor k_cache,
+                          at::Tensor v_cache, const at::Tensor& seq_lens,
+                          const AttentionOptions& options = {});
+
+// The same, returning f32 (out, lse [batch, num_heads, new_tokens] in base e).
+std::tuple<at::Tensor, at::Tensor> rope_attention_decode_lse(const at::Tensor& query,
+                                                             const std::optional<at::Tensor>& key,
+                                                             const std::optional<at::Tensor>& value,
+                                                             at::Tensor k_cache, at::Tensor v_cache,
+                                                             const at::Tensor& seq_lens,
+                                                             const AttentionOptions& options = {});
+std::tuple<at::Tensor, at::Tensor> causal_prefill_lse(const at::Tensor& query,
+                                                      const std::optional<at::Tensor>& key,
+                                                      const std::optional<at::Tensor>& value,
+                                                      at::Tensor k_cache, at::Tensor v_cache,
+                                                      const at::Tensor& seq_lens,
+                                                      const AttentionOptions& options = {});
+
+// Attention over the union of disjoint sets of keys, from the (out, lse) over each.
+std::tuple<at::Tensor, at::Tensor> merge_attention(at::TensorList outs, at::TensorList lses);
+
+// Weights in the panel layout of packed_format.h, and their exact inverse.
+at::Tensor pack_weight(const at::Tensor& weight, PackedFormat format);
+at::Tensor unpack_weight(const at::Tensor& packed, PackedFormat format, int64_t rows, int64_t cols);
+at::Tensor pack_gate_up(const at::Tensor& gate, const at::Tensor& up, PackedFormat format);
+std::tuple<at::Tensor, at::Tensor> unpack_gate_up(const at::Tensor& packed, PackedFormat format,
+                                                  int64_t rows, int64_t cols);
+
+struct MlpOptions {
+  PackedFormat gate_up_format;
+  PackedFormat down_format;
+  int64_t intermediate_size;
+  std::string activation = "silu";  // or gelu, gelu_tanh
+  std::optional<at::Tensor> gate_bias = {};
+  std::optional<at::Tensor> up_bias = {};
+  std::optional<at::Tensor> down_bias = {};
+};
+
+// down(act(gate(x)) * up(x)) over packed weights; x [..., hidden_size].
+at::Tensor gate_up_silu_mlp(const at::Tensor& x, const at::Tensor& gate_up, const at::Tensor& down,
+                            const MlpOptions& options);
+
+}  // namespace fasttps
