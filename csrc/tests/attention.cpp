@@ -1,0 +1,223 @@
+#include <cmath>
+#include <limits>
+
+#include "kernel_tables.h"
+
+namespace fasttps::cpu {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+// One KV head whose buffers end where the arguments say.
+struct Case {
+  int64_t rows, positions, head_dim;
+  ElementType type = kF32;
+  float softcap = 0.0f;
+  bool causal = false;               // row r sees positions up to positions - rows + r
+  std::vector<uint8_t> hidden = {};  // positions that a mask hides from all rows
+};
+
+struct Attention {
+  const KernelTable& kernels;
+  Case c;
+  int64_t padded = (c.head_dim + 15) / 16 * 16;
+  std::vector<float> query = std::vector<float>(static_cast<size_t>(c.rows * padded), 0.0f);
+  std::vector<float> k_values, v_values;  // as the cache holds them
+  std::vector<float> out, sum, max;
+
+  Attention(const KernelTable& table, const Case& wanted) : kernels(table), c(wanted) {
+    const std::vector<float> q = normal(static_cast<size_t>(c.rows * c.head_dim), 1);
+    for (int64_t r = 0; r < c.rows; ++r) {
+      for (int64_t d = 0; d < c.head_dim; ++d) query[r * padded + d] = q[r * c.head_dim + d];
+    }
+    k_values = normal(static_cast<size_t>(c.positions * c.head_dim), 2);
+    v_values = normal(static_cast<size_t>(c.positions * c.head_dim), 3);
+  }
+
+  int64_t last(int64_t row) const {
+    return c.causal ? c.positions - c.rows + row : c.positions - 1;
+  }
+  bool sees(int64_t row, int64_t position) const {
+    return position <= last(row) && (c.hidden.empty() || c.hidden[position] == 0);
+  }
+
+  void run(void (*const* kernel)(const AttentionTask&)) {
+    const auto rows = static_cast<size_t>(c.rows);
+    Stored k, v;
+    std::vector<float> scale(static_cast<size_t>(c.positions), 1.0f), v_scale = scale;
+    if (c.type == kInt8) {
+      k.bytes.resize(k_values.size());
+      v.bytes.resize(v_values.size());
+      for (int64_t p = 0; p < c.positions; ++p) {
+        quantize(k_values, k.bytes, scale, p);
+        quantize(v_values, v.bytes, v_scale, p);
+      }
+    } else {
+      k = store(kernels, c.type, k_values);
+      v = store(kernels, c.type, v_values);
+      k_values = k.values;
+      v_values = v.values;
+    }
+    std::vector<int64_t> first(rows, 0), limit(rows);
+    std::vector<uint8_t> shown(static_cast<size_t>(c.positions), 1), attended(rows, 0);
+    for (size_t p = 0; p < c.hidden.size(); ++p) shown[p] = c.hidden[p] == 0;
+    std::vector<const uint8_t*> mask(rows, shown.data());
+    for (int64_t r = 0; r < c.rows; ++r) limit[r] = last(r);
+    std::vector<float> scratch(static_cast<size_t>(attention_scratch_floats(padded)), kNaN);
+    max.assign(rows, -kInf);
+    sum.assign(rows, 0.0f);
+    out.assign(static_cast<size_t>(c.rows * padded), 0.0f);
+    AttentionTask task{};
+    task.query = query.data();
+    task.rows = c.rows;
+    task.head_dim = c.head_dim;
+    task.padded_dim = padded;
+    task.k = k.bytes.data();
+    task.v = v.bytes.data();
+    task.k_stride = task.v_stride = c.head_dim;
+    task.k_scale = scale.data();
+    task.v_scale = v_scale.data();
+    task.k_scale_stride = task.v_scale_stride = 1;
+    task.end = c.positions;
+    task.first = first.data();
+    task.last = limit.data();
+    task.mask = c.hidden.empty() ? nullptr : mask.data();
+    task.mask_stride = 1;
+    task.softcap_log2 = c.softcap;
+    task.max = max.data();
+    task.sum = sum.data();
+    task.out = out.data();
+    task.attended = attended.data();
+    task.scratch = scratch.data();
+    kernel[c.type](task);
+  }
+
+  void quantize(std::vector<float>& values, std::vector<uint8_t>& bytes, std::vector<float>& scales,
+                int64_t position) {
+    float* row = values.data() + position * c.head_dim;
+    auto* q = reinterpret_cast<int8_t*>(bytes.data()) + position * c.head_dim;
+    kernels.quantize_row(row, q, &scales[position], c.head_dim);
+    for (int64_t d = 0; d < c.head_dim; ++d) row[d] = static_cast<float>(q[d]) * scales[position];
+  }
+
+  // One row in float64.
+  std::vector<double> exact(int64_t row) const {
+    std::vector<double> weights(static_cast<size_t>(c.positions), 0.0);
+    double max_score = -std::numeric_limits<double>::infinity(), total = 0.0;
+    for (int64_t p = 0; p < c.positions; ++p) {
+      if (!sees(row, p)) continue;
+      double score = 0.0;
+      for (int64_t i = 0; i < c.head_dim; ++i) {
+        score += static_cast<double>(query[row * padded + i]) * k_values[p * c.head_dim + i];
+      }
+      weights[p] = c.softcap > 0.0f ? c.softcap * std::tanh(score) : score;
+      max_score = std::max(max_score, weights[p]);
+    }
+    std::vector<double> y(static_cast<size_t>(c.head_dim), 0.0);
+    for (int64_t p = 0; p < c.positions; ++p) {
+      if (!sees(row, p)) continue;
+      const double weight = std::exp2(weights[p] - max_score);
+      total += weight;
+      for (int64_t d = 0; d < c.head_dim; ++d) y[d] += weight * v_values[p * c.head_dim + d];
+    }
+    for (double& value : y) value = total == 0.0 ? 0.0 : value / total;
+    return y;
+  }
+
+  double largest_error() const {
+    double worst = 0.0;
+    for (int64_t r = 0; r < c.rows; ++r) {
+      const std::vector<double> wanted = exact(r);
+      for (int64_t d = 0; d < c.head_dim; ++d) {
+        const double got = sum[r] == 0.0f ? out[r * padded + d] : out[r * padded + d] / sum[r];
+        const double error = std::abs(got - wanted[d]);
+        if (!(error <= worst)) worst = error;  // NaN too
+      }
+    }
+    return worst;
+  }
+};
+
+class AttentionKernel : public EveryIsa {
+ protected:
+  void expect_exact(const Case& c) {
+    const auto kernels_of_table = {kernels().rope_attention_decode, kernels().causal_prefill};
+    for (const auto& kernel : kernels_of_table) {
+      Attention attention(kernels(), c);
+      attention.run(kernel);
+      // f32 sums of up to 200 terms of size 1: scores of size sqrt(head_dim) are exact to 2^-20,
+      // which is also the relative error of a weight.
+      EXPECT_LT(attention.largest_error(), 2e-5)
+          << c.rows << " rows, " << c.positions << " positions, head_dim " << c.head_dim
+          << ", type " << c.type;
+    }
+  }
+};
+
+TEST_P(AttentionKernel, MatchesFloat64AtOddSizes) {
+  for (const int64_t head_dim : {1, 8, 20, 64, 80, 96}) {
+    for (const int64_t rows : {1, 2, 3, 7, 23, 64}) {
+      for (const int64_t positions : {1, 63, 64, 65, 200}) {
+        expect_exact({.rows = rows, .positions = positions, .head_dim = head_dim});
+      }
+    }
+  }
+}
+
+TEST_P(AttentionKernel, MatchesFloat64ForEveryCacheType) {
+  for (const ElementType type : {kF32, kBf16, kF16, kInt8}) {
+    for (const int64_t head_dim : {20, 128}) {
+      expect_exact({.rows = 5, .positions = 130, .head_dim = head_dim, .type = type});
+    }
+  }
+}
+
+TEST_P(AttentionKernel, MatchesFloat64UnderCausalLimitsMasksAndSoftcap) {
+  expect_exact({.rows = 23, .positions = 150, .head_dim = 64, .causal = true});
+  expect_exact({.rows = 64, .positions = 64, .head_dim = 24, .causal = true});
+  std::vector<uint8_t> hidden(150, 0);
+  for (size_t p = 0; p < hidden.size(); p += 3) hidden[p] = 1;
+  expect_exact({.rows = 9, .positions = 150, .head_dim = 64, .causal = true, .hidden = hidden});
+  expect_exact({.rows = 6, .positions = 100, .head_dim = 64, .softcap = 5.0f});
+}
+
+TEST_P(AttentionKernel, HiddenPositionsDoNotContribute) {
+  const auto kernels_of_table = {kernels().rope_attention_decode, kernels().causal_prefill};
+  for (const float poison : {kNaN, kInf, -kInf}) {
+    for (const auto& kernel : kernels_of_table) {
+      Attention attention(
+          kernels(),
+          {.rows = 7, .positions = 100, .head_dim = 20, .hidden = std::vector<uint8_t>(100)});
+      for (int64_t p = 5; p < 100; p += 7) {
+        attention.c.hidden[p] = 1;
+        for (int64_t d = 0; d < 20; ++d) {
+          attention.k_values[p * 20 + d] = attention.v_values[p * 20 + d] = poison;
+        }
+      }
+      attention.run(kernel);
+      EXPECT_LT(attention.largest_error(), 2e-5) << poison;
+    }
+  }
+}
+
+TEST_P(AttentionKernel, NaNOfAVisiblePositionPropagates) {
+  const auto kernels_of_table = {kernels().rope_attention_decode, kernels().causal_prefill};
+  for (const auto& kernel : kernels_of_table) {
+    for (const bool in_key : {true, false}) {
+      Attention attention(kernels(), {.rows = 3, .positions = 80, .head_dim = 16, .causal = true});
+      // Row 0 sees up to position 77, row 1 up to 78, row 2 up to 79.
+      (in_key ? attention.k_values : attention.v_values)[78 * 16 + 3] = kNaN;
+      attention.run(kernel);
+      EXPECT_FALSE(std::isnan(attention.out[0] / attention.sum[0]));
+      for (int64_t r : {1, 2}) {
+        EXPECT_TRUE(std::isnan(attention.out[r * 16 + 3] / attention.sum[r])) << r;
+      }
+    }
+  }
+}
+
+FASTTPS_EVERY_ISA(AttentionKernel);
+
+}  // namespace
+}  // namespace fasttps::cpu
