@@ -8,11 +8,16 @@ namespace fasttps::cpu {
 
 inline ElementType element_type(const at::Tensor& t) {
   switch (t.scalar_type()) {
-    case at::kFloat: return kF32;
-    case at::kBFloat16: return kBf16;
-    case at::kHalf: return kF16;
-    case at::kChar: return kInt8;
-    default: TORCH_INTERNAL_ASSERT(false, "dtype passed the check: ", t.scalar_type());
+    case at::kFloat:
+      return kF32;
+    case at::kBFloat16:
+      return kBf16;
+    case at::kHalf:
+      return kF16;
+    case at::kChar:
+      return kInt8;
+    default:
+      TORCH_INTERNAL_ASSERT(false, "dtype passed the check: ", t.scalar_type());
   }
 }
 
@@ -22,8 +27,7 @@ inline const void* element(const at::Tensor& t, int64_t offset) {
          offset * static_cast<int64_t>(t.element_size());
 }
 inline void* mutable_element(const at::Tensor& t, int64_t offset) {
-  return static_cast<char*>(t.mutable_data_ptr()) +
-         offset * static_cast<int64_t>(t.element_size());
+  return static_cast<char*>(t.mutable_data_ptr()) + offset * static_cast<int64_t>(t.element_size());
 }
 
 }  // namespace fasttps::cpu

@@ -37,15 +37,24 @@ uint32_t missing_feature_bits(const KernelTable& table) {
 
 const char* feature_name(CpuFeature bit) {
   switch (bit) {
-    case kAvx2Bit: return "avx2";
-    case kFmaBit: return "fma";
-    case kF16cBit: return "f16c";
-    case kAvx512fBit: return "avx512f";
-    case kAvx512bwBit: return "avx512bw";
-    case kAvx512dqBit: return "avx512dq";
-    case kAvx512vlBit: return "avx512vl";
-    case kAvx512Bf16Bit: return "avx512_bf16";
-    case kAvx512VnniBit: return "avx512_vnni";
+    case kAvx2Bit:
+      return "avx2";
+    case kFmaBit:
+      return "fma";
+    case kF16cBit:
+      return "f16c";
+    case kAvx512fBit:
+      return "avx512f";
+    case kAvx512bwBit:
+      return "avx512bw";
+    case kAvx512dqBit:
+      return "avx512dq";
+    case kAvx512vlBit:
+      return "avx512vl";
+    case kAvx512Bf16Bit:
+      return "avx512_bf16";
+    case kAvx512VnniBit:
+      return "avx512_vnni";
   }
   return "unknown";
 }

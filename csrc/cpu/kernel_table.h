@@ -74,10 +74,10 @@ struct AttentionTask {
 
 // f32 elements of AttentionTask::scratch, enough for either kernel.
 constexpr int64_t attention_scratch_floats(int64_t padded_dim) {
-  return 2 * kMaxQueryRows * padded_dim    // query and output, transposed
-         + 2 * kKeyBlock * padded_dim      // keys and values in f32
-         + kKeyBlock * kMaxQueryRows       // scores
-         + 4 * kMaxQueryRows;              // running state
+  return 2 * kMaxQueryRows * padded_dim  // query and output, transposed
+         + 2 * kKeyBlock * padded_dim    // keys and values in f32
+         + kKeyBlock * kMaxQueryRows     // scores
+         + 4 * kMaxQueryRows;            // running state
 }
 
 // RoPE of one row: out[j] = x[j] * cos[j] + rotate(x)[j] * sin[j] for j < rotary_dim, x[j] beyond.

@@ -101,8 +101,8 @@ AttentionShape check_attention(const AttentionArgs& args) {
                     ": k_cache must have batch ", batch, " and head_dim ", head_dim,
                     " like query, got ", args.k_cache.sizes());
   TORCH_CHECK_VALUE(num_kv_heads > 0 && num_heads % num_kv_heads == 0, op,
-                    ": query must have a multiple of num_kv_heads = ", num_kv_heads,
-                    " heads, got ", num_heads);
+                    ": query must have a multiple of num_kv_heads = ", num_kv_heads, " heads, got ",
+                    num_heads);
   TORCH_CHECK_VALUE(head_dim > 0, op, ": query must have a head_dim of at least 1, got ", head_dim);
   if (args.k_cache.scalar_type() != at::kChar) {
     check_dtype(op, "k_cache", args.k_cache, {args.query.scalar_type(), at::kChar});
@@ -117,8 +117,8 @@ AttentionShape check_attention(const AttentionArgs& args) {
   check_per_sequence(op, "seq_lens", args.seq_lens, batch, true);
   check_same_device(op, "seq_lens", args.seq_lens, "query", args.query);
 
-  AttentionShape shape{batch,       new_tokens, num_heads, num_kv_heads, head_dim,
-                       max_seq_len, 0,          appends};
+  AttentionShape shape{batch,    new_tokens,  num_heads, num_kv_heads,
+                       head_dim, max_seq_len, 0,         appends};
   check_rotation(args, shape);
   check_mask(args, shape);
   check_options(args, shape);
@@ -139,10 +139,9 @@ AttentionPositions check_attention_positions(const AttentionArgs& args,
   for (int64_t b = 0; b < shape.batch; ++b) {
     at.kv_len[b] += appended;
     at.query_start[b] = std::clamp(at.query_start[b], -kFar, kFar);
-    TORCH_CHECK_VALUE(
-        !args.attn_mask || args.ring || args.attn_mask->size(3) >= at.kv_len[b], args.op,
-        ": attn_mask must cover the ", at.kv_len[b], " positions of the cache, got ",
-        args.attn_mask->size(3));
+    TORCH_CHECK_VALUE(!args.attn_mask || args.ring || args.attn_mask->size(3) >= at.kv_len[b],
+                      args.op, ": attn_mask must cover the ", at.kv_len[b],
+                      " positions of the cache, got ", args.attn_mask->size(3));
     if (args.ring && at.kv_len[b] > shape.max_seq_len) {
       const int64_t oldest_wanted = at.query_start[b] - *args.window + 1;
       TORCH_CHECK_VALUE(oldest_wanted >= at.kv_len[b] - shape.max_seq_len, args.op,

@@ -93,9 +93,9 @@ struct AttentionEntry {
                              std::optional<int64_t> window, std::optional<double> softcap,
                              const OptionalTensor& sinks, bool ring, const OptionalTensor& k_scale,
                              const OptionalTensor& v_scale) {
-    return kImpl({kOp,       query,    key,         value,  k_cache, v_cache, seq_lens,
-                  cos,       sin,      interleaved, scale,  attn_mask, kv_start, query_start,
-                  window,    softcap,  sinks,       ring,   k_scale, v_scale},
+    return kImpl({kOp,    query,   key,         value, k_cache,   v_cache,  seq_lens,
+                  cos,    sin,     interleaved, scale, attn_mask, kv_start, query_start,
+                  window, softcap, sinks,       ring,  k_scale,   v_scale},
                  true);
   }
   static at::Tensor out(const at::Tensor& query, const OptionalTensor& key,
@@ -106,9 +106,9 @@ struct AttentionEntry {
                         const OptionalTensor& query_start, std::optional<int64_t> window,
                         std::optional<double> softcap, const OptionalTensor& sinks, bool ring,
                         const OptionalTensor& k_scale, const OptionalTensor& v_scale) {
-    return std::get<0>(kImpl({kOp,       query,    key,         value,  k_cache, v_cache, seq_lens,
-                              cos,       sin,      interleaved, scale,  attn_mask, kv_start,
-                              query_start, window, softcap,     sinks,  ring,    k_scale, v_scale},
+    return std::get<0>(kImpl({kOp,    query,   key,         value, k_cache,   v_cache,  seq_lens,
+                              cos,    sin,     interleaved, scale, attn_mask, kv_start, query_start,
+                              window, softcap, sinks,       ring,  k_scale,   v_scale},
                              false));
   }
 };

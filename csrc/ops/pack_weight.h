@@ -9,7 +9,8 @@ namespace fasttps {
 
 // Packing and its exact inverse; layout: packed_format.h. All four are pure moves.
 //   pack_weight(weight [rows, cols]) -> packed        unpack_weight(packed, rows, cols) -> weight
-//   pack_gate_up(gate, up [rows, cols]) -> packed     unpack_gate_up(packed, rows, cols) -> gate, up
+//   pack_gate_up(gate, up [rows, cols]) -> packed     unpack_gate_up(packed, rows, cols) -> gate,
+//   up
 // Weights have the format's dtype and a dense last dimension; packed is uint8, 64-byte aligned.
 struct PackedShape {
   PackedFormat format;

@@ -12,9 +12,12 @@ PackedFormat check_format(const char* op, const char* arg, int64_t format) {
 
 c10::ScalarType format_dtype(PackedFormat format) {
   switch (format) {
-    case PackedFormat::kBf16: return at::kBFloat16;
-    case PackedFormat::kF16: return at::kHalf;
-    default: return at::kFloat;
+    case PackedFormat::kBf16:
+      return at::kBFloat16;
+    case PackedFormat::kF16:
+      return at::kHalf;
+    default:
+      return at::kFloat;
   }
 }
 

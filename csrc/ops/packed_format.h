@@ -27,7 +27,8 @@ inline int64_t packed_panels(int64_t rows) {
 int64_t packed_cols(PackedFormat format, int64_t cols);
 int64_t packed_panel_bytes(PackedFormat format, int64_t cols);
 
-// `packed` is uint8, 1-D, contiguous, 64-byte aligned, of exactly `panels` panels of `cols` columns.
+// `packed` is uint8, 1-D, contiguous, 64-byte aligned, of exactly `panels` panels of `cols`
+// columns.
 void check_packed(const char* op, const char* arg, const at::Tensor& packed, PackedFormat format,
                   int64_t panels, int64_t cols, int64_t group_size);
 

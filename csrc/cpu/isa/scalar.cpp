@@ -43,9 +43,7 @@ inline Vec power_of_two(Vec n) {
   const int32_t exponent = n.v == n.v ? static_cast<int32_t>(n.v) : 0;
   return {bits_to_f32(static_cast<uint32_t>(exponent + 127) << 23)};
 }
-inline Vec copy_sign(Vec magnitude, Vec sign) {
-  return {__builtin_copysignf(magnitude.v, sign.v)};
-}
+inline Vec copy_sign(Vec magnitude, Vec sign) { return {__builtin_copysignf(magnitude.v, sign.v)}; }
 inline Vec select_less(Vec a, Vec b, Vec then, Vec otherwise) {
   return a.v < b.v ? then : otherwise;
 }

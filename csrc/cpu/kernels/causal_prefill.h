@@ -1,7 +1,7 @@
-// Included after attention.h. Many query rows: keys and values of a block are converted to f32 once,
-// query, scores and output are transposed, so that a vector holds the same element of 4 to 64 query
-// rows, and softmax needs no horizontal step (after STEEL, paper 002, whose cores split the work
-// into the same three stages QK, softmax, PV). Blocks that no row may see are skipped.
+// Included after attention.h. Many query rows: keys and values of a block are converted to f32
+// once, query, scores and output are transposed, so that a vector holds the same element of 4 to 64
+// query rows, and softmax needs no horizontal step (after STEEL, paper 002, whose cores split the
+// work into the same three stages QK, softmax, PV). Blocks that no row may see are skipped.
 namespace fasttps::cpu {
 namespace {
 

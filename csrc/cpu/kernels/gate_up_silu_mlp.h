@@ -161,7 +161,8 @@ void down_rows(const DownTask& task, int64_t panel, int64_t token) {
   }
 }
 
-// rows<kRows>(panel, token) over all panels and tokens, as many tokens at once as the registers hold.
+// rows<kRows>(panel, token) over all panels and tokens, as many tokens at once as the registers
+// hold.
 template <class Vec, class Task, class Rows>
 inline void for_each_token_block(const Task& task, const Rows& rows) {
   constexpr int kMost = Vec::kLanes == 16 ? 8 : Vec::kLanes == 8 ? 2 : 1;

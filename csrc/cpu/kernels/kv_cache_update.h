@@ -21,7 +21,8 @@ void quantize_row(const float* x, int8_t* q, float* scale, int64_t count) {
   for (; i < count; i += Vec::kLanes) {
     const int64_t lanes_left = count - i < Vec::kLanes ? count - i : Vec::kLanes;
     rint(load_up_to<Vec, F32>(x + i, lanes_left) / Vec::set(*scale)).store(lanes);
-    for (int64_t lane = 0; lane < lanes_left; ++lane) q[i + lane] = static_cast<int8_t>(lanes[lane]);
+    for (int64_t lane = 0; lane < lanes_left; ++lane)
+      q[i + lane] = static_cast<int8_t>(lanes[lane]);
   }
 }
 

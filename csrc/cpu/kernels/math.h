@@ -5,7 +5,8 @@ namespace {
 
 inline constexpr float kLog2E = 1.44269504088896341f;
 
-// p * 2^n for integral n in [-300, 300], in two steps so that it overflows and underflows gradually.
+// p * 2^n for integral n in [-300, 300], in two steps so that it overflows and underflows
+// gradually.
 template <class Vec>
 inline Vec scale_by_power_of_two(Vec p, Vec n) {
   const Vec half = rint(n * Vec::set(0.5f));
@@ -55,8 +56,7 @@ inline Vec tanh(Vec x) {
   p = fmadd(p, z, Vec::set(1.33314422036e-1f));
   p = fmadd(p, z, Vec::set(-3.33332819422e-1f));
   const Vec small = fmadd(p * z, x, x);
-  const Vec large =
-      Vec::set(1.0f) - Vec::set(2.0f) / (exp(magnitude + magnitude) + Vec::set(1.0f));
+  const Vec large = Vec::set(1.0f) - Vec::set(2.0f) / (exp(magnitude + magnitude) + Vec::set(1.0f));
   return select_less(magnitude, Vec::set(0.625f), small, copy_sign(large, x));
 }
 

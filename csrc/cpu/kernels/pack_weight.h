@@ -25,8 +25,8 @@ void pack_panel(const void* weight, int64_t row_stride, int64_t rows, int64_t co
 }
 
 template <class Bits>
-void unpack_panel(const void* packed_panel, int64_t rows, int64_t cols, int64_t panel,
-                  void* weight, int64_t row_stride) {
+void unpack_panel(const void* packed_panel, int64_t rows, int64_t cols, int64_t panel, void* weight,
+                  int64_t row_stride) {
   constexpr int64_t run = kRun<Bits>;
   const auto* from = static_cast<const Bits*>(packed_panel);
   auto* to = static_cast<Bits*>(weight);

@@ -123,9 +123,15 @@ void rope_attention_decode(const AttentionTask& task) {
     int64_t row = 0;
     for (; row + 4 <= task.rows; row += 4) decode_block<Vec, Element, 4>(task, block, row);
     switch (task.rows - row) {
-      case 3: decode_block<Vec, Element, 3>(task, block, row); break;
-      case 2: decode_block<Vec, Element, 2>(task, block, row); break;
-      case 1: decode_block<Vec, Element, 1>(task, block, row); break;
+      case 3:
+        decode_block<Vec, Element, 3>(task, block, row);
+        break;
+      case 2:
+        decode_block<Vec, Element, 2>(task, block, row);
+        break;
+      case 1:
+        decode_block<Vec, Element, 1>(task, block, row);
+        break;
     }
   }
 }

@@ -34,8 +34,8 @@ AttentionCall::AttentionCall(const AttentionArgs& args, bool with_lse)
     sinks_log2_.resize(static_cast<size_t>(shape_.num_heads));
     for (int64_t h = 0; h < shape_.num_heads; ++h) {
       float sink;
-      kernels_.load_row[element_type(*args.sinks)](
-          element(*args.sinks, h * args.sinks->stride(0)), &sink, 1);
+      kernels_.load_row[element_type(*args.sinks)](element(*args.sinks, h * args.sinks->stride(0)),
+                                                   &sink, 1);
       sinks_log2_[h] = static_cast<float>(sink * kLog2E);
     }
   }
@@ -51,7 +51,8 @@ int64_t AttentionCall::last_position(int64_t batch, int64_t token) const {
 
 int64_t AttentionCall::first_position(int64_t batch, int64_t token) const {
   int64_t first = std::max<int64_t>(0, positions_.kv_start[batch]);
-  if (args_.window) first = std::max(first, positions_.query_start[batch] + token - *args_.window + 1);
+  if (args_.window)
+    first = std::max(first, positions_.query_start[batch] + token - *args_.window + 1);
   if (args_.ring) first = std::max(first, positions_.kv_len[batch] - shape_.max_seq_len);
   return first;
 }
@@ -92,11 +93,11 @@ void AttentionCall::load_query(const RowBlock& block, float* query) const {
   for (int64_t r = 0; r < block.rows; ++r) {
     const int64_t row = block.first_row + r, token = token_of(row);
     float* out = query + r * padded_dim_;
-    kernels_.rope_row[element_type(q)](
-        {element(q, block.batch * q.stride(0) + token * q.stride(1) +
-                        head_of(block, row) * q.stride(2)),
-         rope_.cos_row(block.batch, token), rope_.sin_row(block.batch, token), rope_.rotary_dim,
-         shape_.head_dim, rope_.interleaved, query_factor_, out});
+    kernels_.rope_row[element_type(q)]({element(q, block.batch * q.stride(0) + token * q.stride(1) +
+                                                       head_of(block, row) * q.stride(2)),
+                                        rope_.cos_row(block.batch, token),
+                                        rope_.sin_row(block.batch, token), rope_.rotary_dim,
+                                        shape_.head_dim, rope_.interleaved, query_factor_, out});
     std::fill(out + shape_.head_dim, out + padded_dim_, 0.0f);
   }
 }
@@ -122,10 +123,10 @@ void AttentionCall::attend(const RowBlock& block, int64_t begin, int64_t end,
   if (args_.k_scale) {
     const at::Tensor& ks = *args_.k_scale;
     const at::Tensor& vs = *args_.v_scale;
-    task.k_scale = ks.const_data_ptr<float>() + block.batch * ks.stride(0) +
-                   block.kv_head * ks.stride(1);
-    task.v_scale = vs.const_data_ptr<float>() + block.batch * vs.stride(0) +
-                   block.kv_head * vs.stride(1);
+    task.k_scale =
+        ks.const_data_ptr<float>() + block.batch * ks.stride(0) + block.kv_head * ks.stride(1);
+    task.v_scale =
+        vs.const_data_ptr<float>() + block.batch * vs.stride(0) + block.kv_head * vs.stride(1);
     task.k_scale_stride = ks.stride(2);
     task.v_scale_stride = vs.stride(2);
   }
@@ -199,9 +200,8 @@ void AttentionCall::finish(const RowBlock& block, const std::vector<RowState>& p
       factor = lse_value = kNaN;
     }
     const int64_t at = (block.batch * shape_.new_tokens + token) * shape_.num_heads + head;
-    kernels_.store_row[element_type(out)](unscaled, factor,
-                                          mutable_element(out, at * shape_.head_dim),
-                                          shape_.head_dim);
+    kernels_.store_row[element_type(out)](
+        unscaled, factor, mutable_element(out, at * shape_.head_dim), shape_.head_dim);
     if (lse.defined()) {
       lse.mutable_data_ptr<float>()[(block.batch * shape_.num_heads + head) * shape_.new_tokens +
                                     token] = lse_value;

@@ -16,9 +16,8 @@ std::vector<float> to_f32(const at::Tensor& t) {
   const at::Tensor dense = t.stride(2) == 1 || dim <= 1 ? t : t.contiguous();
   for (int64_t b = 0; b < rows; ++b) {
     for (int64_t i = 0; i < tokens; ++i) {
-      kernels().load_row[element_type(t)](
-          element(dense, b * dense.stride(0) + i * dense.stride(1)),
-          out.data() + (b * tokens + i) * dim, dim);
+      kernels().load_row[element_type(t)](element(dense, b * dense.stride(0) + i * dense.stride(1)),
+                                          out.data() + (b * tokens + i) * dim, dim);
     }
   }
   return out;

@@ -37,8 +37,7 @@ void for_panel_ranges(int64_t panels, int64_t panel_bytes, const Run& run) {
 at::Tensor gate_up_silu_mlp(const at::Tensor& x, const at::Tensor& gate_up, const at::Tensor& down,
                             int64_t gate_up_format, int64_t down_format, int64_t intermediate_size,
                             int64_t gate_up_group_size, int64_t down_group_size,
-                            std::string_view activation,
-                            const std::optional<at::Tensor>& gate_bias,
+                            std::string_view activation, const std::optional<at::Tensor>& gate_bias,
                             const std::optional<at::Tensor>& up_bias,
                             const std::optional<at::Tensor>& down_bias) {
   const GateUpSiluMlpShape shape = check_gate_up_silu_mlp(
@@ -48,8 +47,7 @@ at::Tensor gate_up_silu_mlp(const at::Tensor& x, const at::Tensor& gate_up, cons
   if (shape.tokens == 0) return out;
   const at::Tensor rows = at::reshape(x, {shape.tokens, shape.hidden_size});
 
-  const PackedLinearKernels& table =
-      kernels().gate_up_silu_mlp[static_cast<int>(element_type(x))];
+  const PackedLinearKernels& table = kernels().gate_up_silu_mlp[static_cast<int>(element_type(x))];
   const int64_t hidden_cols = packed_cols(shape.format, shape.hidden_size);
   const int64_t intermediate_cols = packed_cols(shape.format, intermediate_size);
   const int64_t gate_panels = packed_panels(intermediate_size);
@@ -73,22 +71,20 @@ at::Tensor gate_up_silu_mlp(const at::Tensor& x, const at::Tensor& gate_up, cons
                       x_rows.get() + i * hidden_cols * table.activation_bytes);
       }
     });
-    for_panel_ranges(gate_panels, 2 * packed_panel_bytes(shape.format, shape.hidden_size),
-                     [&](int64_t begin, int64_t end) {
-                       table.gate_up({x_rows.get(), tokens, hidden_cols, gate_up.const_data_ptr(),
-                                      begin, end, data_or_null(gate_bias_f32),
-                                      data_or_null(up_bias_f32),
-                                      static_cast<Activation>(shape.activation), h_rows.get(),
-                                      h_stride});
-                     });
+    for_panel_ranges(
+        gate_panels, 2 * packed_panel_bytes(shape.format, shape.hidden_size),
+        [&](int64_t begin, int64_t end) {
+          table.gate_up({x_rows.get(), tokens, hidden_cols, gate_up.const_data_ptr(), begin, end,
+                         data_or_null(gate_bias_f32), data_or_null(up_bias_f32),
+                         static_cast<Activation>(shape.activation), h_rows.get(), h_stride});
+        });
     void* out_rows = mutable_element(out, token * shape.hidden_size);
-    for_panel_ranges(packed_panels(shape.hidden_size),
-                     packed_panel_bytes(shape.format, intermediate_size),
-                     [&](int64_t begin, int64_t end) {
-                       table.down({h_rows.get(), tokens, h_stride, intermediate_cols,
-                                   down.const_data_ptr(), begin, end, data_or_null(down_bias_f32),
-                                   out_rows, shape.hidden_size});
-                     });
+    for_panel_ranges(
+        packed_panels(shape.hidden_size), packed_panel_bytes(shape.format, intermediate_size),
+        [&](int64_t begin, int64_t end) {
+          table.down({h_rows.get(), tokens, h_stride, intermediate_cols, down.const_data_ptr(),
+                      begin, end, data_or_null(down_bias_f32), out_rows, shape.hidden_size});
+        });
   }
   return out;
 }

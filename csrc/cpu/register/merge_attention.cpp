@@ -34,9 +34,9 @@ std::tuple<at::Tensor, at::Tensor> merge_attention(at::TensorList outs, at::Tens
       part_lse.clear();
       float max = kMinusInf;
       for (int64_t p = 0; p < shape.parts; ++p) {
-        const float x = lses[p].const_data_ptr<float>()[b * lses[p].stride(0) +
-                                                        h * lses[p].stride(1) +
-                                                        t * lses[p].stride(2)];
+        const float x =
+            lses[p].const_data_ptr<float>()[b * lses[p].stride(0) + h * lses[p].stride(1) +
+                                            t * lses[p].stride(2)];
         if (x == kMinusInf) continue;  // saw nothing
         max = std::max(max, x);
         part_lse.push_back(x);
@@ -46,7 +46,8 @@ std::tuple<at::Tensor, at::Tensor> merge_attention(at::TensorList outs, at::Tens
       double sum = 0.0;
       for (const double x : part_lse) sum += std::exp(x - max);
       weights.clear();
-      for (const double x : part_lse) weights.push_back(static_cast<float>(std::exp(x - max) / sum));
+      for (const double x : part_lse)
+        weights.push_back(static_cast<float>(std::exp(x - max) / sum));
       kernels().merge_attention(parts.data(), weights.data(), static_cast<int64_t>(parts.size()),
                                 out + row * shape.head_dim, shape.head_dim);
       lse[(b * shape.num_heads + h) * shape.new_tokens + t] =

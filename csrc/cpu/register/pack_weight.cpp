@@ -39,8 +39,8 @@ void unpack(const PackedShape& shape, const at::Tensor& packed, const Half& half
   const auto* from = static_cast<const char*>(packed.const_data_ptr());
   for_each_panel(shape, [&](int64_t panel, int64_t panel_bytes) {
     kernels().unpack_panel[size_row](from + (half.first + panel * half.step) * panel_bytes,
-                                     shape.rows, shape.cols, panel,
-                                     half.weight.mutable_data_ptr(), half.weight.stride(0));
+                                     shape.rows, shape.cols, panel, half.weight.mutable_data_ptr(),
+                                     half.weight.stride(0));
   });
 }
 

@@ -52,14 +52,14 @@ AttentionResult rope_attention_decode(const AttentionArgs& args, bool with_lse) 
   int64_t total = 0;
   for (const RowBlock& block : blocks) total += block.end - block.begin;
   const int64_t worth_a_thread = 1 + 16384 / call.padded_dim();  // positions
-  const int64_t parts =
-      std::clamp<int64_t>(total / worth_a_thread, 1, at::in_parallel_region() ? 1 : at::get_num_threads());
+  const int64_t parts = std::clamp<int64_t>(total / worth_a_thread, 1,
+                                            at::in_parallel_region() ? 1 : at::get_num_threads());
   const Split split = split_evenly(blocks, total, parts);
 
   const int64_t part_count = static_cast<int64_t>(split.part_ends.size());
   const int64_t state_floats = call.state_floats(kMaxQueryRows);
-  const auto states = std::make_unique_for_overwrite<float[]>(
-      static_cast<size_t>(state_floats) * split.segments.size());
+  const auto states = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(state_floats) *
+                                                              split.segments.size());
   const auto scratch = std::make_unique_for_overwrite<float[]>(
       static_cast<size_t>(call.scratch_floats() * part_count));
   std::vector<RowState> done(split.segments.size());
