@@ -1,0 +1,223 @@
+"""A KV cache that is allocated once and written in place, for transformers' models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from fasttps import ops
+
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+
+
+class SeqLens:
+    """The `seq_lens` of all layers: one int64 tensor, rewritten when the first layer steps on."""
+
+    def __init__(self) -> None:
+        self._tensor: Tensor | None = None
+        self._value = -1
+
+    def at(self, value: int, device: torch.device) -> Tensor:
+        """The tensor, holding `value`."""
+        if self._tensor is None or self._tensor.device != device:
+            with torch.inference_mode(False):
+                self._tensor = torch.tensor(value, device=device)
+        elif value != self._value:
+            self._tensor.fill_(value)
+        self._value = value
+        return self._tensor
+
+
+class StaticKVLayer(CacheLayerMixin):
+    """One layer of a StaticKVCache.
+
+    Attributes:
+        keys, values: [batch, num_kv_heads, max_seq_len, head_dim], of the dtype of the first keys;
+            None before those came.
+        filled: tokens in the cache; slots from there on hold nothing of meaning.
+    """
+
+    # False, with views of the filled part returned: transformers then drops the mask of a single
+    # token, which is right for these views and would be wrong for the whole buffers.
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, max_seq_len: int, seq_lens: SeqLens) -> None:
+        super().__init__()
+        self.max_seq_len = max_seq_len
+        self.max_cache_len = max_seq_len  # transformers' name
+        self.filled = 0
+        self._seq_lens = seq_lens
+
+    def reserve(self, key: Tensor, value: Tensor) -> Tensor:
+        """Make sure that the rows of key and value fit; the caller writes them and adds to filled.
+
+        key, value: [batch, new_tokens, num_kv_heads, head_dim].
+
+        Returns:
+            `seq_lens`, the slot of the first new row.
+
+        Raises:
+            ValueError: there is no room for them. Nothing was written.
+        """
+        wanted = self.filled + key.size(1)
+        if wanted > self.max_seq_len:
+            raise ValueError(
+                f"StaticKVCache: max_seq_len wanted at least {wanted} ({self.filled} tokens are in "
+                f"the cache, {key.size(1)} come), got {self.max_seq_len}; make a larger one with "
+                f"StaticKVCache(config, max_seq_len={wanted}), and with speculative decoding leave "
+                "room for the drafts too"
+            )
+        if not self.is_initialized:
+            self._allocate(key.size(0), key.size(2), key.size(3), value.size(3), key)
+        return self._seq_lens.at(self.filled, key.device)
+
+    def _allocate(
+        self, batch: int, num_kv_heads: int, k_head_dim: int, v_head_dim: int, like: Tensor
+    ) -> None:
+        slots = (batch, num_kv_heads, self.max_seq_len)
+        # Not inference tensors, so that a cache filled in inference mode can be used outside.
+        with torch.inference_mode(False):
+            self.keys = torch.empty(*slots, k_head_dim, dtype=like.dtype, device=like.device)
+            self.values = torch.empty(*slots, v_head_dim, dtype=like.dtype, device=like.device)
+        self.dtype, self.device = like.dtype, like.device
+        self.batch_size = self.max_batch_size = batch
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
+        """Allocate for keys [batch, num_kv_heads, any, head_dim] like these."""
+        batch, num_kv_heads, _, head_dim = key_states.shape
+        v_head_dim = head_dim if value_states is None else value_states.size(3)
+        self._allocate(batch, num_kv_heads, head_dim, v_head_dim, key_states)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append rotated keys and values [batch, num_kv_heads, new_tokens, head_dim].
+
+        Returns:
+            Views of all keys and values that are in the cache now.
+        """
+        key, value = key_states.transpose(1, 2), value_states.transpose(1, 2)
+        seq_lens = self.reserve(key, value)
+        ops.kv_cache_update_(self.keys, self.values, key, value, seq_lens)
+        self.filled += key.size(1)
+        return self.keys[:, :, : self.filled], self.values[:, :, : self.filled]
+
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
+        """Keys that a mask covers, and the position of the first."""
+        new_tokens = query_length.size(0) if isinstance(query_length, Tensor) else query_length
+        return self.filled + new_tokens, 0
+
+    def get_seq_length(self) -> int:
+        return self.filled
+
+    def get_max_length(self) -> int:
+        return self.max_seq_len
+
+    def get_max_cache_shape(self) -> int:
+        """The name of `get_max_length` before transformers 5.21."""
+        return self.max_seq_len
+
+    def reset(self) -> None:
+        """Forget all tokens; the memory stays for the next prompt."""
+        self.filled = 0
+
+    def crop(self, tokens: int) -> None:
+        """Negative: remove so many of the last tokens. Positive: keep so many of the first.
+
+        0 changes nothing. (transformers asks for the former since 5.18, for the latter before.)
+        """
+        if tokens < 0:
+            self.filled = max(0, self.filled + tokens)
+        elif tokens > 0:
+            self.filled = min(self.filled, tokens)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Sequence i becomes what sequence beam_idx[i] was."""
+        if not self.is_initialized:
+            return
+        if beam_idx.numel() != self.batch_size:
+            self._replace_batch(lambda filled: filled.index_select(0, beam_idx))
+            return
+        for buffer in (self.keys, self.values):
+            filled = buffer[:, :, : self.filled]
+            filled.copy_(filled.index_select(0, beam_idx.to(buffer.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each sequence `repeats` times, one after the other."""
+        self._replace_batch(lambda filled: filled.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the sequences `indices` (numbers or a bool mask)."""
+        self._replace_batch(lambda filled: filled[indices])
+
+    def _replace_batch(self, choose: Callable[[Tensor], Tensor]) -> None:
+        """Move the filled rows of other sequences into new buffers."""
+        if not self.is_initialized:
+            return
+        keys = choose(self.keys[:, :, : self.filled])
+        values = choose(self.values[:, :, : self.filled])
+        self._allocate(keys.size(0), keys.size(1), keys.size(3), values.size(3), keys)
+        self.keys[:, :, : self.filled].copy_(keys)
+        self.values[:, :, : self.filled].copy_(values)
+
+    def __repr__(self) -> str:
+        return f"StaticKVLayer({self.filled} of {self.max_seq_len})"
+
+
+class StaticKVCache(Cache):
+    """A transformers Cache of [batch, num_kv_heads, max_seq_len, head_dim] buffers.
+
+    For `model.generate(..., past_key_values=cache)` (also `cache=cache` since transformers 5.24),
+    of models patched or not, with greedy search, sampling, beams and assisted decoding. In a
+    patched model RoPE, the write and the attention are one op.
+
+    Memory is taken with the first tokens, in their dtype (float32, bfloat16 or float16) and for
+    their batch, and in full: 2 * layers * batch * num_kv_heads * max_seq_len * head_dim elements;
+    `reset()` keeps it for the next prompt. A layer with a sliding window keeps all tokens too.
+    """
+
+    def __init__(self, config: Any, max_seq_len: int) -> None:
+        """
+        Args:
+            config: the model's.
+            max_seq_len: tokens that fit, prompt and answer together; with assisted decoding or
+                prompt lookup the drafts of one step too.
+
+        Raises:
+            ValueError: max_seq_len is not positive, or a layer keeps something other than keys
+                and values.
+        """
+        if max_seq_len < 1:
+            raise ValueError(f"StaticKVCache: max_seq_len wanted at least 1, got {max_seq_len}")
+        config = config.get_text_config(decoder=True)
+        other = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+        if other:
+            raise ValueError(
+                f"StaticKVCache: config wanted attention layers only, got {sorted(other)}"
+            )
+        self.max_seq_len = max_seq_len
+        seq_lens = SeqLens()
+        super().__init__(
+            layers=[StaticKVLayer(max_seq_len, seq_lens) for _ in range(config.num_hidden_layers)]
+        )
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        """The name of `get_max_length` before transformers 5.21."""
+        return self.max_seq_len
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """Tokens that fit."""
+        return self.max_seq_len
+
+    def __repr__(self) -> str:
+        return (
+            f"StaticKVCache({len(self.layers)} layers, {self.get_seq_length()} of "
+            f"{self.max_seq_len} tokens)"
+        )

@@ -1,0 +1,256 @@
+"""The gated MLP of any family: down(act(gate(x)) * up(x)) in one op over packed weights.
+
+Knows nn.Linear and the ops; knows no family. A family makes its class from it:
+`class FusedLlamaMLP(FusedGatedMLP, LlamaMLP)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fasttps import ops
+from fasttps.models.patch import FusedModule
+
+# Judged by the class of the object that computes, never by a field of a config.
+_TORCH_ACTIVATIONS: dict[type[nn.Module], Callable[[Any], str | None]] = {
+    nn.SiLU: lambda act: "silu",
+    nn.GELU: lambda act: {"none": "gelu", "tanh": "gelu_tanh"}.get(act.approximate),
+}
+_TRANSFORMERS_ACTIVATIONS = {
+    "SiLUActivation": "silu",
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+}
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What the packed buffers of one MLP hold.
+
+    `inference`: the weights were made in inference mode, and only such data can replace theirs.
+    """
+
+    format: ops.PackedFormat
+    intermediate_size: int
+    hidden_size: int
+    activation: str
+    inference: bool
+
+
+class FusedGatedMLP(FusedModule):
+    """Holds the packed weights in two buffers; the Parameters of its projections are empty.
+
+    Attributes:
+        projections: the names of the gate, up and down projections.
+        activation: the name of the activation module.
+    """
+
+    part = "mlp"
+    op = "gate_up_silu_mlp"
+    projections: ClassVar[tuple[str, str, str]] = ("gate_proj", "up_proj", "down_proj")
+    activation: ClassVar[str] = "act_fn"
+
+    @classmethod
+    def obstacle(cls, module: nn.Module, shared: frozenset[int]) -> str | None:
+        for name in (*cls.projections, cls.activation):
+            child = module._modules.get(name)
+            if child is None:
+                return f"has no {name}"
+            if any(getattr(child, hooks) for hooks in _HOOKS) or "forward" in child.__dict__:
+                return f"{name} has hooks or a forward of its own, which would not run"
+            if name == cls.activation:
+                if activation_name(child) is None:
+                    return f"{name} is a {type(child).__name__}, which the op does not compute"
+            elif (reason := _linear_obstacle(child, shared)) is not None:
+                return f"{name} {reason}"
+        gate, up, down = (getattr(module, name).weight for name in cls.projections)
+        if not gate.dtype == up.dtype == down.dtype:
+            return f"its weights differ in dtype: {gate.dtype}, {up.dtype}, {down.dtype}"
+        if not gate.shape == up.shape == down.shape[::-1]:
+            return f"its weights do not fit: {[tuple(w.shape) for w in (gate, up, down)]}"
+        return None
+
+    def fuse(self) -> None:
+        self._pack()
+        self.register_load_state_dict_post_hook(_pack_after_load)
+
+    def unfuse(self) -> None:
+        hooks = self._load_state_dict_post_hooks
+        for key in [key for key, hook in hooks.items() if hook is _pack_after_load]:
+            del hooks[key]
+        self._unpack()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.refuse_gradient(x, self._linear(2)._parameters["weight"])
+        packed: Packed = self.__dict__["packed"]
+        if torch.is_autocast_enabled(x.device.type):
+            out = self._run(x.to(packed.format.dtype), packed)
+            return out.to(torch.get_autocast_dtype(x.device.type))
+        return self._run(x, packed)
+
+    def _run(self, x: Tensor, packed: Packed) -> Tensor:
+        # The dicts themselves: Module.__getattr__ costs about a microsecond a name.
+        buffers: dict[str, Any] = self._buffers
+        gate_bias, up_bias, down_bias = (self._linear(at)._parameters["bias"] for at in range(3))
+        return ops.gate_up_silu_mlp(
+            x,
+            buffers["gate_up_packed"],
+            buffers["down_packed"],
+            gate_up_format=packed.format,
+            down_format=packed.format,
+            intermediate_size=packed.intermediate_size,
+            activation=packed.activation,
+            gate_bias=gate_bias,
+            up_bias=up_bias,
+            down_bias=down_bias,
+        )
+
+    def _linear(self, at: int) -> nn.Linear:
+        return self._modules[self.projections[at]]  # type: ignore[return-value]
+
+    def _pack(self) -> None:
+        """Pack the weights, then give the Parameters' memory back; on an error nothing changes."""
+        gate, up, down = (self._linear(at).weight for at in range(3))
+        packed = Packed(
+            ops.PackedFormat.of(gate.dtype),
+            intermediate_size=gate.size(0),
+            hidden_size=gate.size(1),
+            activation=activation_name(self._modules[self.activation]) or "",
+            inference=gate.is_inference(),
+        )
+        with torch.inference_mode(packed.inference):
+            gate_up_packed = ops.pack_gate_up(gate.data, up.data, format=packed.format)
+            down_packed = ops.pack_weight(down.data, format=packed.format)
+            self.register_buffer("gate_up_packed", gate_up_packed, persistent=False)
+            self.register_buffer("down_packed", down_packed, persistent=False)
+            self.__dict__["packed"] = packed
+            for weight in (gate, up, down):
+                weight.data = weight.data.new_empty(0)
+
+    def _unpack(self) -> None:
+        """Give the Parameters their values back, then drop the packed ones."""
+        weights = self._weights()
+        with torch.inference_mode(self.__dict__["packed"].inference):
+            for at in range(3):
+                self._linear(at).weight.data = weights[at]
+        del self.gate_up_packed, self.down_packed
+        del self.__dict__["packed"]
+
+    def _weights(self) -> tuple[Tensor, Tensor, Tensor]:
+        """gate, up and down as they were before packing."""
+        packed: Packed = self.__dict__["packed"]
+        rows, cols = packed.intermediate_size, packed.hidden_size
+        gate_up, down = self._buffers["gate_up_packed"], self._buffers["down_packed"]
+        assert gate_up is not None and down is not None
+        with torch.inference_mode(packed.inference):
+            return (
+                *ops.unpack_gate_up(gate_up, format=packed.format, rows=rows, cols=cols),
+                ops.unpack_weight(down, format=packed.format, rows=cols, cols=rows),
+            )
+
+    @contextmanager
+    def _unpacked(self) -> Iterator[None]:
+        """The weights in their Parameters for a while, packed again after it."""
+        self._unpack()
+        try:
+            yield
+        finally:
+            self._pack()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        """`.to()`, `.half()` and their like act on the weights themselves."""
+        probe = fn(self._linear(0).weight.data)
+        if (reason := _tensor_obstacle(probe)) is not None:
+            raise TypeError(
+                f"gate_up_silu_mlp: a patched MLP cannot be packed again, its weights "
+                f"{reason}; undo the patch first"
+            )
+        with self._unpacked():
+            return super()._apply(fn, recurse)
+
+    def state_dict(
+        self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False
+    ) -> Any:
+        """As unpatched: the original keys with the unpacked weights."""
+        state = super().state_dict(
+            *args, destination=destination, prefix=prefix, keep_vars=keep_vars
+        )
+        for name, weight in zip(self.projections, self._weights()):
+            state[f"{prefix}{name}.weight"] = weight
+        return state
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Runs before the projections load theirs; `_pack_after_load` runs after."""
+        self._unpack()
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in (*self.projections, self.activation):
+            raise RuntimeError(
+                f"{type(self).__name__}: {name} is fused and would not run; undo the patch first"
+            )
+        super().__setattr__(name, value)
+
+    def extra_repr(self) -> str:
+        packed: Packed | None = self.__dict__.get("packed")
+        return "" if packed is None else f"packed {packed.format.name}, {packed.activation}"
+
+
+def _pack_after_load(module: FusedGatedMLP, incompatible_keys: object) -> None:
+    module._pack()
+
+
+def activation_name(act: nn.Module | None) -> str | None:
+    """What the ops call the function that `act` computes; None if they do not compute it."""
+    kind = type(act)
+    if kind in _TORCH_ACTIVATIONS:
+        return _TORCH_ACTIVATIONS[kind](act)
+    if kind.__module__ == "transformers.activations":
+        return _TRANSFORMERS_ACTIVATIONS.get(kind.__name__)
+    return None
+
+
+def _linear_obstacle(linear: nn.Module, shared: frozenset[int]) -> str | None:
+    """Why the weight of a projection cannot be packed and given back."""
+    if type(linear) is not nn.Linear:
+        return f"is a {type(linear).__name__}, not a plain Linear"
+    for name, parameter in linear._parameters.items():
+        if parameter is None:
+            continue
+        if type(parameter) is not nn.Parameter or type(parameter.data) is not torch.Tensor:
+            return f"holds its {name} as a {type(parameter.data).__name__}"
+        if (reason := _tensor_obstacle(parameter.data)) is not None:
+            return f"{name}: {reason}"
+        if parameter.grad is not None:
+            return f"{name}: has a gradient"
+        if parameter.data_ptr() in shared and parameter.data_ptr() != 0:
+            return f"{name}: is shared with another module"
+    weight = linear.weight
+    if weight.dim() != 2 or not weight.is_contiguous():
+        return "weight: is not contiguous"
+    return None
+
+
+def _tensor_obstacle(tensor: Tensor) -> str | None:
+    """Why the ops do not take a weight of this device and dtype."""
+    if tensor.is_meta:
+        return "are on the meta device (offloaded)"
+    if not has_kernels(tensor.device):
+        return f"are on {tensor.device}, for which there are no kernels"
+    if tensor.dtype not in {packed_format.dtype for packed_format in ops.PackedFormat}:
+        return f"are {tensor.dtype}, which is not packed"
+    return None
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether this build runs the ops on `device`."""
+    key = torch._C._dispatch_key_for_device(device.type)
+    return torch._C._dispatch_has_kernel_for_dispatch_key("fasttps::gate_up_silu_mlp", key)
