@@ -40,7 +40,7 @@ class CMakeBuild(build_ext):
             )
         in_place = bool(self.inplace or getattr(self, "editable_mode", False))
         parent = ROOT / "python" if in_place else Path(self.build_lib).resolve()
-        build_dir = Path(self.build_temp).resolve() / "cmake"
+        build_dir = ROOT / "build" / ("in-place" if in_place else "wheel")
         cmake = tool("cmake")
         configure = [
             *(cmake, "-S", str(ROOT), "-B", str(build_dir), "-G", "Ninja"),

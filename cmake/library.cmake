@@ -7,7 +7,7 @@ find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
 execute_process(
   COMMAND
     "${Python_EXECUTABLE}" -c
-    "import importlib.util as u, os; s = u.find_spec('torch'); print(os.path.dirname(s.origin) if s else '')"
+    "import importlib.util as u, os; s = u.find_spec('torch'); print(os.path.dirname(os.path.realpath(s.origin)) if s else '')"
   OUTPUT_VARIABLE python_torch OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
 set(FASTTPS_TORCH_HINTS "${python_torch}")
 include("${CMAKE_CURRENT_LIST_DIR}/FastTPSTorch.cmake")
@@ -80,7 +80,7 @@ write_basic_package_version_file(fasttpsConfigVersion.cmake COMPATIBILITY SameMi
 install(TARGETS fasttps EXPORT fasttpsTargets LIBRARY DESTINATION lib)
 install(TARGETS fasttps_python LIBRARY DESTINATION .)
 install(FILES "${CMAKE_CURRENT_BINARY_DIR}/build_facts.json" DESTINATION lib)
-install(FILES csrc/ops/fasttps.h DESTINATION include/fasttps)
+install(FILES csrc/ops/fasttps.h csrc/ops/packed_format.h DESTINATION include/fasttps)
 install(EXPORT fasttpsTargets NAMESPACE fasttps:: DESTINATION ${package_dir})
 install(
   FILES "${CMAKE_CURRENT_BINARY_DIR}/fasttpsConfig.cmake"

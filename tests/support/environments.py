@@ -10,6 +10,13 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def tools_path() -> str:
+    """PATH with the commands of the environment that the tests run in, such as cmake."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     """Standard output of a command that must succeed, without what the tests were started with."""
@@ -52,10 +59,8 @@ class Environment:
         return environment
 
     def pip_install(self, *arguments: str | Path) -> None:
-        # cmake and ninja are commands of the tests' own environment.
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         command = (self.python, "-m", "pip", "install", "--no-deps", "--no-build-isolation")
-        run(*command, *arguments, cwd=self.folder, PATH=path)
+        run(*command, *arguments, cwd=self.folder, PATH=tools_path())
 
     def run_python(self, code: str, **environment: str) -> str:
         return run(self.python, "-c", code, cwd=self.folder, **environment).strip()
