@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.devices import DEVICES, Device, one_of_each_family
+# Where other programs keep the cores busy, threads that spin at barriers make the tests ten times
+# slower. OpenMP reads this once, as torch is loaded; programs that a test starts choose anew.
+_WAIT_POLICY = os.environ.get("OMP_WAIT_POLICY")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from tests.support.devices import DEVICES, Device, one_of_each_family  # noqa: E402
+
+if _WAIT_POLICY is None:
+    del os.environ["OMP_WAIT_POLICY"]
 
 
 def _active(device: Device) -> Iterator[Device]:

@@ -19,7 +19,7 @@ def _everything(op: str, arguments: dict[str, Any]) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Device:
     """Where an op runs, and what it can be asked there."""
 
@@ -31,6 +31,9 @@ class Device:
     # (op, keyword arguments) -> why this device declares that it cannot run the case; None: it can.
     unsupported: Callable[[str, dict[str, Any]], str | None] = _everything
     functions: ModuleType = ops  # where `call` finds an op by its name
+
+    def __repr__(self) -> str:
+        return self.name
 
     @property
     def family(self) -> str:
@@ -52,11 +55,14 @@ class Device:
         return copy.copy_(one).expand(source.size())
 
     def arguments(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Keyword arguments with every tensor, also in lists, copied to this device."""
+        """Keyword arguments with every tensor, also in lists, copied to this device.
+
+        A tensor on another device than the CPU stays there: that is the case under test.
+        """
         return {name: self._moved(value) for name, value in values.items()}
 
     def _moved(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and value.device.type == "cpu":
             return self.tensor(value)
         if isinstance(value, list):
             return [self._moved(item) for item in value]

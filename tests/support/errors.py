@@ -13,9 +13,34 @@ from torch import Tensor
 WRITTEN = ("k_cache", "v_cache", "k_scale", "v_scale")
 
 
+def changed(base: Callable[..., dict[str, Any]], **arguments: Any) -> Callable[[], dict[str, Any]]:
+    """The valid call `base()` with these arguments in place of its own."""
+    return lambda: base() | arguments
+
+
+def each(
+    base: Callable[..., dict[str, Any]],
+    change: Callable[[Tensor], Tensor],
+    *names: str,
+    **options: Any,
+) -> Callable[[], dict[str, Any]]:
+    """The valid call `base(**options)` with `change` applied to the arguments named."""
+
+    def arguments() -> dict[str, Any]:
+        inputs = base(**options)
+        return inputs | {name: change(inputs[name]) for name in names}
+
+    return arguments
+
+
+def every_other(tensor: Tensor) -> Tensor:
+    """The same values with stride 2 in the last dimension."""
+    return torch.stack((tensor, tensor), dim=-1).flatten(-2)[..., ::2]
+
+
 def bits(tensor: Tensor) -> Tensor:
     """The bytes of the elements: equal only where NaN payloads and signed zeros are."""
-    return tensor.detach().cpu().contiguous().clone().view(torch.uint8)
+    return tensor.detach().cpu().flatten().clone().view(torch.uint8)
 
 
 def written(arguments: dict[str, Any]) -> list[Tensor]:

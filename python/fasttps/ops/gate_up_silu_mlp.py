@@ -30,7 +30,7 @@ def gate_up_silu_mlp(
     registers, the down product follows.
 
     Args:
-        x: [..., hidden_size], float32, bfloat16 or float16.
+        x: [..., hidden_size], float32, bfloat16 or float16, with a dense last dimension.
         gate_up: uint8 from `pack_gate_up(gate, up)`, each [intermediate_size, hidden_size].
         down: uint8 from `pack_weight(down)`, [hidden_size, intermediate_size].
         gate_up_format, down_format: the `PackedFormat` of each; of x's dtype.

@@ -60,14 +60,14 @@ _DTYPES = {
 
 
 def pack_weight(weight: Tensor, *, format: int) -> Tensor:
-    """Pack `weight` [rows, cols], any strides, in the format's dtype.
+    """Pack `weight` [rows, cols] in the format's dtype; its rows are dense, at any distance.
 
     Returns:
         uint8 [bytes], 64-byte aligned; bytes = ceil(rows / 16) * 16 * cols * itemsize, with cols
         rounded up to an even number for 16-bit formats.
 
     Raises:
-        ValueError: a shape or the format is wrong.
+        ValueError: a shape, a stride or the format is wrong.
         TypeError: the dtype is not the format's.
         RuntimeError: a gradient is asked for.
     """
@@ -89,11 +89,13 @@ def unpack_weight(
 def pack_gate_up(gate: Tensor, up: Tensor, *, format: int) -> Tensor:
     """Pack `gate` and `up` [intermediate_size, hidden_size], panel by panel in turn.
 
+    Rows are dense, at any distance.
+
     Returns:
         uint8 [bytes], 64-byte aligned; twice the bytes of one packed weight.
 
     Raises:
-        ValueError: the shapes differ, or the format is wrong.
+        ValueError: the shapes differ, or a stride or the format is wrong.
         TypeError: a dtype is not the format's.
         RuntimeError: a gradient is asked for.
     """

@@ -30,16 +30,16 @@ def _to_panels(weight: Tensor) -> Tensor:
     group = _column_group(weight.dtype)
     rows, cols = weight.shape
     padded = torch.nn.functional.pad(weight, (0, -cols % group, 0, -rows % PANEL_ROWS))
-    split = padded.reshape(padded.size(0) // PANEL_ROWS, PANEL_ROWS, -1, group)
+    split = padded.unflatten(1, (-1, group)).unflatten(0, (-1, PANEL_ROWS))
     panels = split.transpose(1, 2).contiguous()
-    return panels.view(torch.uint8).reshape(panels.size(0), -1)
+    return panels.view(torch.uint8).flatten(1)
 
 
-def _from_panels(panels: Tensor, dtype: torch.dtype, rows: int, cols: int) -> Tensor:
-    """The inverse of _to_panels."""
-    group = _column_group(dtype)
-    values = panels.contiguous().view(dtype).view(panels.size(0), -1, PANEL_ROWS, group)
-    return values.transpose(1, 2).reshape(panels.size(0) * PANEL_ROWS, -1)[:rows, :cols].clone()
+def _from_panels(panels: Tensor, rows: int, cols: int) -> Tensor:
+    """The inverse of _to_panels, of elements [panels, elements_per_panel] or all in a row."""
+    group = _column_group(panels.dtype)
+    split = panels.reshape(-(-rows // PANEL_ROWS), -(-cols // group), PANEL_ROWS, group)
+    return split.transpose(1, 2).flatten(0, 1).flatten(1)[:rows, :cols].contiguous()
 
 
 def pack_weight(weight: Tensor, *, format: int) -> Tensor:
@@ -52,8 +52,7 @@ def unpack_weight(
     packed: Tensor, *, format: int, rows: int, cols: int, group_size: int = 0
 ) -> Tensor:
     """The weight [rows, cols] that pack_weight was given, exactly."""
-    panels = packed.view(-(-rows // PANEL_ROWS), -1)
-    return _from_panels(panels, FORMAT_DTYPES[format], rows, cols)
+    return _from_panels(packed.view(FORMAT_DTYPES[format]), rows, cols)
 
 
 def pack_gate_up(gate: Tensor, up: Tensor, *, format: int) -> Tensor:
@@ -66,6 +65,7 @@ def unpack_gate_up(
     packed: Tensor, *, format: int, rows: int, cols: int, group_size: int = 0
 ) -> tuple[Tensor, Tensor]:
     """(gate, up), each [rows, cols] = [intermediate_size, hidden_size], exactly."""
-    dtype = FORMAT_DTYPES[format]
-    gate, up = packed.view(-(-rows // PANEL_ROWS), 2, -1).unbind(1)
-    return _from_panels(gate, dtype, rows, cols), _from_panels(up, dtype, rows, cols)
+    elements = packed.view(FORMAT_DTYPES[format])
+    panels = -(-rows // PANEL_ROWS)
+    gate, up = elements.view(panels, 2, elements.numel() // max(1, 2 * panels)).unbind(1)
+    return _from_panels(gate, rows, cols), _from_panels(up, rows, cols)
