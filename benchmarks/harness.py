@@ -38,6 +38,7 @@ DTYPE_NAMES = {
     torch.float16: "float16",
     torch.int8: "int8",
 }
+FILE_WIDTH = 140  # columns of a table that goes into a file
 MIN_SAMPLE_S = 2e-3  # a sample repeats a short call until it lasts this long
 
 
@@ -225,7 +226,7 @@ def show(title: str, records: Sequence[Mapping[str, Any]], console: Console | No
     )
     rates = {"gb_per_s": "GB/s", "share_of_read_bandwidth": "of read", "gflop_per_s": "GFLOP/s"}
     rates = {key: head for key, head in rates.items() if any(key in r for r in records)}
-    table.add_column("shape")
+    table.add_column("shape", no_wrap=True)
     table.add_column("dtype")
     for head in [f"{OURS} µs", *rates.values(), *(f"{name} µs (x)" for name in others)]:
         table.add_column(head, justify="right")
@@ -280,7 +281,9 @@ def main(
     if options.threads:
         torch.set_num_threads(options.threads)
     rounds = options.rounds or (5 if options.quick else 15)
-    console = Console()
+    console = Console(soft_wrap=True)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
     records = []
     with fasttps.isa.forced(options.isa) if options.isa else nullcontext():
         facts = environment()

@@ -6,6 +6,7 @@ so they are judged by their distance from the float32 model: the patched one is 
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,12 @@ import fasttps
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
+from transformers import LlamaForCausalLM
+
 from tests.support.smollm2 import smollm2, smollm2_tokenizer
 
+# The argument's name changed in transformers 5.24.
+CACHE = "cache" if "cache" in signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 NEW_TOKENS = 64
 MAX_KL_RATIO = 1.1
 TEXT = Path(__file__).resolve().parents[1] / "support" / "teacher_text.txt"
@@ -91,7 +96,7 @@ def test_the_same_64_greedy_tokens(
     patched: Any, prompts: list[torch.Tensor], unpatched_answers: list[list[list[int]]], at: int
 ) -> None:
     cache = fasttps.StaticKVCache(patched.config, prompts[at].shape[1] + NEW_TOKENS)
-    ours = generate(patched, prompts[at], past_key_values=cache)
+    ours = generate(patched, prompts[at], **{CACHE: cache})
     assert len(ours[0]) == NEW_TOKENS
     assert ours == unpatched_answers[at]
 
@@ -112,7 +117,7 @@ def test_the_answer_is_right(patched: Any, tokenizer: Any, prompts: list[torch.T
 def test_the_same_beams(model: Any, patched: Any, prompts: list[torch.Tensor]) -> None:
     options = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 16}
     cache = fasttps.StaticKVCache(patched.config, prompts[1].shape[1] + 16)
-    ours = generate(patched, prompts[1], past_key_values=cache, **options)
+    ours = generate(patched, prompts[1], **{CACHE: cache}, **options)
     assert ours == generate(model, prompts[1], **options)
 
 
@@ -124,7 +129,7 @@ def test_the_same_left_padded_batch(model: Any, patched: Any, tokenizer: Any) ->
     assert (mask == 0).any()
     cache = fasttps.StaticKVCache(patched.config, padded.shape[1] + 24)
     options = {"attention_mask": mask, "max_new_tokens": 24}
-    ours = generate(patched, padded, past_key_values=cache, **options)
+    ours = generate(patched, padded, **{CACHE: cache}, **options)
     assert ours == generate(model, padded, **options)
     assert ours == generate(patched, padded, **options)
 
@@ -136,7 +141,7 @@ def teacher_forced(model: Any, token_ids: torch.Tensor, cache: Any) -> torch.Ten
     pieces = [token_ids[:, :half], *token_ids[:, half:].split(1, dim=1)]
     logits = []
     for piece in pieces:
-        out = model(piece, past_key_values=cache, use_cache=True)
+        out = model(piece, **{CACHE: cache}, use_cache=True)
         logits.append(out.logits[0].float())
     return torch.cat(logits).log_softmax(dim=-1)
 

@@ -7,8 +7,8 @@ fetched from a hub. `FASTTPS_TRACEBACK=1` shows where an error came from.
 
 from __future__ import annotations
 
-import contextlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -24,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     os.environ["TQDM_DISABLE"] = "1"
+    if arguments is None and hasattr(signal, "SIGPIPE"):
+        # A reader that has seen enough, such as `head`, ends the command as it ends others.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a character the terminal cannot show is no error
             stream.reconfigure(errors="replace")
@@ -33,10 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(arguments, prog_name="fasttps", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.BROKEN_PIPE
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return ExitCode.INTERRUPTED

@@ -5,6 +5,7 @@ The loop is `model.generate` of transformers, whether the model is patched or no
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -126,7 +127,8 @@ def ask(
     if model.generation_config.pad_token_id is None:
         arguments["pad_token_id"] = 0  # one sequence is never padded; silences a warning
     if cache is not None:
-        arguments["past_key_values"] = cache
+        accepted = inspect.signature(model.forward).parameters
+        arguments["cache" if "cache" in accepted else "past_key_values"] = cache
     stream = _Stream(loaded.tokenizer, write)
     torch.manual_seed(sampling.seed)
     begin = time.perf_counter()

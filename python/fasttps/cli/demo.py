@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -39,7 +39,7 @@ def smollm2_path() -> Path:
 
 
 def run(prompt: str, max_new_tokens: int | None, dtype: str) -> None:
-    """Ask the unpatched model, patch it, ask again, show both on standard output.
+    """Ask the model and a patched copy of it in turn, show both answers on standard output.
 
     Raises:
         CliError: DISAGREEMENT: the two answers differ.
@@ -52,20 +52,18 @@ def run(prompt: str, max_new_tokens: int | None, dtype: str) -> None:
     inputs = encode(loaded, prompt, chat=True)
     prompt_tokens = inputs["input_ids"].shape[-1]
     max_new_tokens = room_for_answer(loaded, prompt_tokens, max_new_tokens)
-    length = prompt_tokens + max_new_tokens
-
-    def fastest(cache_of: Callable[[], Any]) -> Answer:
-        """The fastest of a few answers; greedy, they are the same. The first finds all cold."""
-        answers = [
-            ask(loaded, inputs, max_new_tokens, Sampling(), cache=cache_of()) for _ in range(ROUNDS)
-        ]
-        return min(answers, key=lambda answer: answer.decode_s)
-
-    with reporter.step("the unpatched model answers"):
-        unpatched = fastest(lambda: None)
+    with reporter.step("copying the model"):
+        plain = replace(loaded, model=copy.deepcopy(loaded.model))
     patch_model(loaded.model, reporter)
-    with reporter.step("the patched model answers"):
-        ours = fastest(lambda: fasttps.StaticKVCache(loaded.model.config, length))
+    length = prompt_tokens + max_new_tokens
+    both: dict[str, list[Answer]] = {"unpatched": [], "patched": []}
+    with reporter.step("both models answer, in turn") as report:
+        for done in range(ROUNDS):  # greedy: the same answer each time; the first finds all cold
+            cache = fasttps.StaticKVCache(loaded.model.config, length)
+            both["unpatched"].append(ask(plain, inputs, max_new_tokens, Sampling()))
+            both["patched"].append(ask(loaded, inputs, max_new_tokens, Sampling(), cache=cache))
+            report(done + 1, ROUNDS, "")
+    unpatched, ours = (min(each, key=lambda answer: answer.decode_s) for each in both.values())
     out = Console(highlight=False, soft_wrap=True)
     out.print(f"\nSmolLM2-135M-Instruct in {dtype}, greedy: {prompt}", markup=False)
     for name, answer in {"unpatched": unpatched, f"fasttps, {fasttps.isa.active()}": ours}.items():

@@ -16,7 +16,6 @@ class ExitCode(enum.IntEnum):
     DISAGREEMENT = 5  # `demo`: the patched and the unpatched answer differ
     NOT_INSTALLED = 6  # a package that the command needs is missing
     INTERRUPTED = 130  # Ctrl-C
-    BROKEN_PIPE = 141  # whoever read the output has closed it
 
 
 class CliError(Exception):
