@@ -102,6 +102,7 @@ OPTIONS = {
     "sinks_and_window": {"sinks": torch.tensor([0.0, 2.0, -3.0, 0.5]), "window": 4},
     "ring": {"ring": True, "window": 12, "past": [90, 31]},
     "ring_not_full": {"ring": True, "window": 12, "past": [3, 0]},
+    "ring_far_along": {"ring": True, "window": 12, "past": [(1 << 40) + 3, 1 << 33]},
     "ring_wraps_in_the_new_tokens": {"ring": True, "window": 20, "past": [23, 22]},
     "everything": {
         "interleaved": True,
@@ -208,6 +209,30 @@ def test_cos_and_sin_of_the_query_dtype_and_one_for_all(device, attention_op, dt
 def test_cos_and_sin_expanded_over_the_batch(device, attention_op):
     inputs = attention_inputs(past=12, new_tokens=2, rotary_dim=64)
     inputs |= {name: inputs[name].expand(2, 2, 64) for name in ("cos", "sin")}
+    check_attention(device, attention_op, inputs)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("seq_lens",), ("kv_start",), ("query_start",), ("sinks",), ("cos", "sin"), ("k_scale",)],
+    ids=lambda names: names[0],
+)
+def test_small_arguments_with_gaps(device, attention_op, names):
+    """Every other element of a tensor twice as long, along each dimension."""
+    inputs = attention_inputs(
+        past=[12, 5],
+        new_tokens=2,
+        rotary_dim=32,
+        int8=True,
+        kv_start=torch.tensor([3, 1]),
+        query_start=torch.tensor([11, 6]),
+        sinks=torch.tensor([0.0, 2.0, -3.0, 0.5]),
+    )
+    for name in names:
+        tensor = inputs[name]
+        for dim in range(tensor.dim()):
+            tensor = tensor.repeat_interleave(2, dim)
+        inputs[name] = tensor[tuple(slice(None, None, 2) for _ in range(tensor.dim()))]
     check_attention(device, attention_op, inputs)
 
 
