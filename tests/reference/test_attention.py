@@ -140,11 +140,7 @@ def test_float64_twin_meets_the_definition(name, masked):
 
 
 def test_both_attention_twins_are_one():
-    inputs = attention_inputs(new_tokens=3, rotary_dim=32)
-    decode = reference.rope_attention_decode(**copies(inputs), return_lse=True)
-    prefill = reference.causal_prefill(**copies(inputs), return_lse=True)
-    for one, other in zip(decode, prefill):
-        assert torch.equal(one, other)
+    assert reference.causal_prefill is reference.rope_attention_decode
 
 
 def test_types_of_the_results():

@@ -1,4 +1,4 @@
-"""Attention over a static KV cache in plain PyTorch: all that both attention ops mean.
+"""The parts of attention over a static KV cache, in plain PyTorch.
 
 Written to be read and trusted, not to be fast: the scores of every slot are formed, then
 limited. Arguments are taken as valid; the ops check theirs.
@@ -115,76 +115,42 @@ def weighted_values(weights: Tensor, visible: Tensor, values: Tensor) -> Tensor:
     return out
 
 
-def attention(
+def attend(
     query: Tensor,
-    key: Tensor | None,
-    value: Tensor | None,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    seq_lens: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor,
     *,
-    interleaved: bool,
-    scale: float | None,
-    attn_mask: Tensor | None,
-    kv_start: Tensor | None,
-    query_start: Tensor | None,
-    window: int | None,
+    scale: float,
     softcap: float | None,
     sinks: Tensor | None,
-    ring: bool,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """(out [batch, new_tokens, num_heads, head_dim], lse [batch, num_heads, new_tokens]).
 
-    Both in the compute type. Writes the rotated key and the value first, if given. A row that
-    may attend nothing gives (0, -inf), with a sink (0, sink).
+    query: rotated, of out's shape; keys, values: [batch, num_kv_heads, slots, head_dim], all of
+    one dtype. visible: bool, expands to [batch, num_heads, new_tokens, slots]. A row that sees
+    nothing gives (0, -inf), with a sink (0, sink).
     """
-    dtype = compute_dtype(query.dtype)
     batch, new_tokens, num_heads, head_dim = query.shape
-    num_kv_heads = k_cache.size(1)
-    if query.numel() == 0:
-        return query.new_zeros(query.shape, dtype=dtype), query.new_zeros(
-            (batch, num_heads, new_tokens), dtype=dtype
-        )
-    seq_lens = seq_lens.expand(batch)
-    query_start = seq_lens if query_start is None else query_start.expand(batch)
-    kv_len = seq_lens
-    if key is not None and value is not None:
-        rotated_key = key if cos is None else apply_rope(key.to(dtype), cos, sin, interleaved)
-        write_rows(k_cache, k_scale, rotated_key, seq_lens, ring)
-        write_rows(v_cache, v_scale, value, seq_lens, ring)
-        kv_len = seq_lens + new_tokens
-
-    slots = k_cache.size(2) if ring else int(kv_len.max())
-    keys = read_rows(k_cache, k_scale, slots, dtype)
-    values = read_rows(v_cache, v_scale, slots, dtype)
-    visible = visible_slots(
-        kv_len, query_start, new_tokens, slots, ring=ring, window=window, kv_start=kv_start
-    )
-    if attn_mask is not None:
-        visible = visible & attn_mask[..., :slots]
+    num_kv_heads, slots = keys.shape[1:3]
     # Query heads of one KV head become rows beside its tokens: row = group * new_tokens + token.
     rows = (batch, num_kv_heads, num_heads // num_kv_heads * new_tokens)
     visible = visible.expand(batch, num_heads, new_tokens, slots).reshape(*rows, slots)
-
-    rotated_query = apply_rope(query.to(dtype), cos, sin, interleaved)
-    grouped_query = rotated_query.transpose(1, 2).reshape(*rows, head_dim)
-    scores = grouped_query @ keys.transpose(2, 3) * (head_dim**-0.5 if scale is None else scale)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~visible, -torch.inf)
-    sink = scores.new_full((*rows, 1), -torch.inf)
-    if sinks is not None:
-        sink = sinks.to(dtype).view(num_heads, 1).expand(batch, num_heads, new_tokens)
-        sink = sink.reshape(*rows, 1)
-    # An empty row has no maximum: -inf is never subtracted from -inf there.
-    top = torch.cat((scores, sink), dim=-1).amax(-1, keepdim=True)
-    top = top.masked_fill(~visible.any(-1, keepdim=True) & (top == -torch.inf), 0)
-    weights = torch.exp(scores - top).masked_fill(~visible, 0)
-    total = weights.sum(-1, keepdim=True) + torch.exp(sink - top)
-    lse = (top + total.log()).view(batch, num_heads, new_tokens)
-    out = weighted_values(weights / total.masked_fill(total == 0, 1), visible, values)
+    grouped_query = query.transpose(1, 2).reshape(*rows, head_dim)
+    with torch.autocast(query.device.type, enabled=False):
+        scores = grouped_query @ keys.transpose(2, 3) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.masked_fill(~visible, -torch.inf)
+        sink = scores.new_full((*rows, 1), -torch.inf)
+        if sinks is not None:
+            sink = sinks.to(query.dtype).view(num_heads, 1).expand(batch, num_heads, new_tokens)
+            sink = sink.reshape(*rows, 1)
+        # An empty row has no maximum: -inf is never subtracted from -inf there.
+        top = torch.cat((scores, sink), dim=-1).amax(-1, keepdim=True)
+        top = top.masked_fill(~visible.any(-1, keepdim=True) & (top == -torch.inf), 0)
+        weights = torch.exp(scores - top).masked_fill(~visible, 0)
+        total = weights.sum(-1, keepdim=True) + torch.exp(sink - top)
+        lse = (top + total.log()).view(batch, num_heads, new_tokens)
+        out = weighted_values(weights / total.masked_fill(total == 0, 1), visible, values)
     return out.view(batch, num_heads, new_tokens, head_dim).transpose(1, 2).contiguous(), lse
