@@ -38,6 +38,7 @@ DTYPE_NAMES = {
     torch.float16: "float16",
     torch.int8: "int8",
 }
+BUSY_LOAD = 0.5  # processes on average; from there on others take time from the runs
 FILE_WIDTH = 140  # columns of a table that goes into a file
 MIN_SAMPLE_S = 2e-3  # a sample repeats a short call until it lasts this long
 
@@ -177,6 +178,7 @@ def environment() -> dict[str, Any]:
         "machine": machine(),
         "commit": commit(),
         "torch": torch.__version__,
+        "load_average": round(os.getloadavg()[0], 2),  # of the last minute, before this run
     }
 
 
@@ -287,6 +289,10 @@ def main(
     records = []
     with fasttps.isa.forced(options.isa) if options.isa else nullcontext():
         facts = environment()
+        if facts["load_average"] > BUSY_LOAD:
+            console.print(
+                f"load average {facts['load_average']}: the figures are of a busy machine"
+            )
         read_gb_per_s = read_bandwidth_gb_per_s((1 << 27) if options.quick else (1 << 29))
         facts["read_gb_per_s"] = round(read_gb_per_s, 2)
         for case in cases(options.quick):

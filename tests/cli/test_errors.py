@@ -201,6 +201,28 @@ def test_a_model_that_is_no_llama(run: Run, tmp_path: Path) -> None:
     assert run("generate", "--model", tmp_path, "hello", "--no-patch").code == ExitCode.OK
 
 
+def test_a_module_that_is_not_fused_is_told(run: Run, copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
+    ran = run("generate", "--model", copy, "hello", "--dtype", "float32", "--compare")
+    assert ran.code == ExitCode.OK
+    assert "2 skipped" in ran.err
+    assert "ReLU" in ran.err
+    assert "the answers agree" in ran.err
+
+
+def test_an_interrupt_is_no_traceback(
+    run: Run, llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fasttps.cli.generate.load", interrupted)
+    ran = run("generate", "--model", llama_folder, "hello")
+    assert ran.code == ExitCode.INTERRUPTED
+    assert "Traceback" not in ran.err
+
+
 def test_the_demo_without_its_model_says_how_to_install_it(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

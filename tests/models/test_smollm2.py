@@ -24,6 +24,7 @@ from tests.support.smollm2 import smollm2, smollm2_tokenizer
 # The argument's name changed in transformers 5.24.
 CACHE = "cache" if "cache" in signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 NEW_TOKENS = 64
+DECODED_TOKENS = 128  # of the text that is teacher-forced
 MAX_KL_RATIO = 1.1
 TEXT = Path(__file__).resolve().parents[1] / "support" / "teacher_text.txt"
 
@@ -136,9 +137,9 @@ def test_the_same_left_padded_batch(model: Any, patched: Any, tokenizer: Any) ->
 
 @torch.inference_mode()
 def teacher_forced(model: Any, token_ids: torch.Tensor, cache: Any) -> torch.Tensor:
-    """Log-probabilities [tokens, vocabulary] of a text: half as a prompt, half token by token."""
-    half = token_ids.shape[1] // 2
-    pieces = [token_ids[:, :half], *token_ids[:, half:].split(1, dim=1)]
+    """Log-probabilities [tokens, vocabulary] of a text: a prompt, its end token by token."""
+    at = token_ids.shape[1] - DECODED_TOKENS
+    pieces = [token_ids[:, :at], *token_ids[:, at:].split(1, dim=1)]
     logits = []
     for piece in pieces:
         out = model(piece, **{CACHE: cache}, use_cache=True)

@@ -29,14 +29,19 @@ def check_isa() -> None:
 def patch_model(model: Any, reporter: Reporter) -> fasttps.Patch:
     """Patch the model, its weights packed under a bar; `.undo()` of the result restores it.
 
+    What could not be fused is told: those modules run as they did.
+
     Raises:
         CliError: UNSUPPORTED_MODEL: it cannot be patched.
     """
     with reporter.step("packing the weights") as report:
         try:
-            return fasttps.patch(model, progress=report)
+            patch = fasttps.patch(model, progress=report)
         except fasttps.PatchError as error:
             raise CliError(ExitCode.UNSUPPORTED_MODEL, str(error)) from error
+    if patch.report().skipped:
+        reporter.line(str(patch.report()))
+    return patch
 
 
 def check_supported(path: Path) -> None:
