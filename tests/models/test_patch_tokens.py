@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import fasttps
-from fasttps import StaticKVCache
 from tests.support.llama import generate, left_padded, logits, prompt, tiny_llama
 
 # Two orders of adding up float32 products in three layers of activations near 1.
@@ -18,7 +17,7 @@ CACHES = ["dynamic", "static_kv_cache", "hf_static"]
 def cache_options(kind, model, max_seq_len):
     """`generate` options that choose a cache."""
     if kind == "static_kv_cache":
-        return {"cache": StaticKVCache(model.config, max_seq_len)}
+        return {"cache": fasttps.StaticKVCache(model.config, max_seq_len)}
     return {"cache_implementation": "static"} if kind == "hf_static" else {}
 
 
@@ -101,7 +100,7 @@ def test_assisted(pair, kind):
 @pytest.mark.parametrize("chunks", [[20], [1] * 20, [8, 12], [9, 1, 10], [3, 17]])
 def test_prefill_in_chunks(pair, chunks):
     plain, patched = pair
-    ids, cache = prompt(2, 20), StaticKVCache(patched.config, 20)
+    ids, cache = prompt(2, 20), fasttps.StaticKVCache(patched.config, 20)
     pieces = [logits(patched, piece, cache=cache) for piece in ids.split(chunks, dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), logits(plain, ids), rtol=0, atol=ATOL_F32)
     assert cache.get_seq_length() == 20
@@ -117,7 +116,7 @@ def test_prefill_chunk_size_of_generate(pair, kind):
 
 def test_continued_conversation(pair):
     plain, patched = pair
-    cache = StaticKVCache(patched.config, 64)
+    cache = fasttps.StaticKVCache(patched.config, 64)
     first = generate(patched, prompt(1, 9), cache=cache)
     assert torch.equal(first, generate(plain, prompt(1, 9)))
     turn = torch.cat([first, prompt(1, 6, seed=8)], dim=1)
@@ -126,7 +125,7 @@ def test_continued_conversation(pair):
 
 def test_a_cache_serves_the_next_prompt_after_reset(pair):
     plain, patched = pair
-    cache = StaticKVCache(patched.config, 40)
+    cache = fasttps.StaticKVCache(patched.config, 40)
     for seed in (1, 2):
         cache.reset()
         ids = prompt(1, 9 + seed, seed)
@@ -136,7 +135,7 @@ def test_a_cache_serves_the_next_prompt_after_reset(pair):
 def test_cropped_tokens_leave_no_trace(pair):
     """Roll-back of a static cache: rejected draft tokens stayed visible elsewhere."""
     plain, patched = pair
-    ids, cache = prompt(1, 8), StaticKVCache(patched.config, 16)
+    ids, cache = prompt(1, 8), fasttps.StaticKVCache(patched.config, 16)
     logits(patched, ids[:, :6], cache=cache)
     logits(patched, prompt(1, 3, seed=9), cache=cache)
     cache.crop(-3)
@@ -151,7 +150,7 @@ def test_a_model_without_head():
     with fasttps.patch(model) as patch:
         assert len(patch.report().fused) == 6
         torch.testing.assert_close(logits(model, ids), theirs, rtol=0, atol=ATOL_F32)
-        cache = StaticKVCache(model.config, 9)
+        cache = fasttps.StaticKVCache(model.config, 9)
         torch.testing.assert_close(logits(model, ids, cache=cache), theirs, rtol=0, atol=ATOL_F32)
 
 
@@ -175,7 +174,9 @@ def test_rope_variants(rope):
     ids = prompt(1, 24)  # past 16: the dynamic variant changes its frequencies
     theirs = generate(model, ids)
     with fasttps.patch(model):
-        assert torch.equal(generate(model, ids, cache=StaticKVCache(model.config, 40)), theirs)
+        assert torch.equal(
+            generate(model, ids, cache=fasttps.StaticKVCache(model.config, 40)), theirs
+        )
         assert torch.equal(generate(model, ids), theirs)
 
 
@@ -184,7 +185,7 @@ def test_attention_and_mlp_biases():
     theirs = generate(model, prompt(2, 9))
     with fasttps.patch(model) as patch:
         assert len(patch.report().fused) == 6
-        cache = StaticKVCache(model.config, 21)
+        cache = fasttps.StaticKVCache(model.config, 21)
         assert torch.equal(generate(model, prompt(2, 9), cache=cache), theirs)
 
 
@@ -194,5 +195,5 @@ def test_one_part_alone(part):
     theirs = generate(model, prompt(2, 9))
     with fasttps.patch(model, **{"attention": False, "mlp": False, part: True}) as patch:
         assert {entry.reason for entry in patch.report().skipped} == {"not asked for"}
-        cache = StaticKVCache(model.config, 21)
+        cache = fasttps.StaticKVCache(model.config, 21)
         assert torch.equal(generate(model, prompt(2, 9), cache=cache), theirs)

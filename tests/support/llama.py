@@ -5,8 +5,11 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+
+pytest.importorskip("transformers", reason="transformers is not installed")
 
 VOCAB = 97
 EOS = VOCAB - 1
@@ -45,14 +48,22 @@ def tiny_config(**changes: Any) -> Any:
     )
 
 
-def tiny_llama(seed: int = 0, *, head: bool = True, **changes: Any) -> Any:
-    """A LlamaForCausalLM, or a LlamaModel without `head`, in float32 and eval mode."""
+def tiny_llama(
+    seed: int = 0, *, head: bool = True, dtype: torch.dtype = torch.float32, **changes: Any
+) -> Any:
+    """A LlamaForCausalLM, or a LlamaModel without `head`, in eval mode.
+
+    `dtype` is that of the parameters: as in `from_pretrained`, RoPE's frequencies stay float32.
+    """
     from transformers import LlamaForCausalLM, LlamaModel
 
     attn_implementation = changes.pop("attn_implementation", "sdpa")
     config = tiny_config(**changes)
     config._attn_implementation = attn_implementation
-    return scale_weights((LlamaForCausalLM if head else LlamaModel)(config), seed)
+    model = scale_weights((LlamaForCausalLM if head else LlamaModel)(config), seed)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def prompt(batch: int, length: int, seed: int = 1) -> torch.Tensor:

@@ -1,0 +1,126 @@
+"""A patched model takes no more memory than an unpatched one, and does not take more and more."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fasttps
+from tests.support.command import process_environment
+from tests.support.llama import generate, logits, prompt, tiny_llama
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+MAX_RATIO = 1.05
+
+
+def resident_bytes():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def test_peak_memory_is_that_of_the_unpatched_model(tmp_path):
+    """SmolLM2-135M's shape in bfloat16, each in a process of its own: peak up to 8 tokens.
+
+    By the peak of the process, and by what it has above Python, torch and transformers.
+    """
+    file = tmp_path / "memory.jsonl"
+    command = [sys.executable, ROOT / "benchmarks" / "bench_memory.py", "--json", file]
+    subprocess.run(command, check=True, env=process_environment(), capture_output=True)
+    record = json.loads(file.read_text())
+    print(record)
+    assert record["dtype"] == "bfloat16"
+    assert record["unpatched_peak_bytes"] > 500 * MIB
+    assert record["peak_ratio"] <= MAX_RATIO
+    assert record["own_peak_ratio"] <= MAX_RATIO
+
+
+def big_llama():
+    """MLPs of 3 * 8 MiB in float32, so that a weight kept beside its packed form shows."""
+    return tiny_llama(hidden_size=1024, intermediate_size=2048, num_attention_heads=8)
+
+
+def test_originals_are_not_kept_beside_the_packed_weights():
+    """Repacked weights beside mapped originals took 1.9 times the file elsewhere."""
+    model = big_llama()
+    mlp_bytes = sum(p.nbytes for layer in model.model.layers for p in layer.mlp.parameters())
+    assert mlp_bytes == 72 * MIB
+    logits(model, prompt(1, 3))
+    gc.collect()
+    before = resident_bytes()
+    patch = fasttps.patch(model)
+    logits(model, prompt(1, 3))
+    gc.collect()
+    during = resident_bytes()
+    assert sum(p.nbytes for layer in model.model.layers for p in layer.mlp.parameters()) == 0
+    patch.undo()
+    logits(model, prompt(1, 3))
+    gc.collect()
+    after = resident_bytes()
+    assert during - before < 0.1 * mlp_bytes
+    assert after - before < 0.1 * mlp_bytes
+
+
+def test_the_footprint_counts_packed_weights_once():
+    model = tiny_llama(hidden_size=64, intermediate_size=96, num_attention_heads=4)
+    before = model.get_memory_footprint()
+    with fasttps.patch(model):
+        assert model.get_memory_footprint() == before
+
+
+def test_patching_and_freeing_models_leaves_nothing():
+    def one():
+        model = big_llama()
+        patch = fasttps.patch(model)
+        logits(model, prompt(1, 3))
+        patch.undo()
+
+    one()
+    gc.collect()
+    before = resident_bytes()
+    for _ in range(3):
+        one()
+        gc.collect()
+    assert resident_bytes() - before < 24 * MIB  # one model has over 100
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static_kv_cache"])
+def test_distinct_prompt_lengths_leave_nothing(cache):
+    """A cache of kernels keyed by length grew with every new prompt elsewhere."""
+    model = tiny_llama()
+    with fasttps.patch(model):
+        held = fasttps.StaticKVCache(model.config, 400) if cache != "dynamic" else None
+
+        def ask(length):
+            if held is not None:
+                held.reset()
+            logits(model, prompt(1, length), cache=held)
+
+        for length in range(300, 330):
+            ask(length)
+        gc.collect()
+        before = resident_bytes()
+        for length in range(1, 160):
+            ask(length)
+        gc.collect()
+        assert resident_bytes() - before < 4 * MIB
+
+
+def test_generating_leaves_nothing():
+    model = tiny_llama()
+    with fasttps.patch(model), torch.no_grad():
+        for _ in range(3):
+            generate(model, prompt(1, 9), cache=fasttps.StaticKVCache(model.config, 2048))
+        gc.collect()
+        before = resident_bytes()
+        for seed in range(20):
+            cache = fasttps.StaticKVCache(model.config, 2048)
+            generate(model, prompt(1, 9, seed), cache=cache, max_new_tokens=3, min_new_tokens=3)
+        gc.collect()
+        assert resident_bytes() - before < 4 * MIB
