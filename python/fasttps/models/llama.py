@@ -99,6 +99,9 @@ class FusedLlamaAttention(FusedModule, LlamaAttention):
         return self.o_proj(out.view(batch, new_tokens, -1)), None
 
 
+# Here, not in the patch: a patched model that is loaded from a file brings this module alone.
+attention_interface.register_attention()
+
 FUSED: tuple[type[FusedModule], ...] = (FusedLlamaMLP, FusedLlamaAttention)
 
 
@@ -107,6 +110,4 @@ def attribute_changes(
 ) -> Iterator[tuple[nn.Module, str, Any]]:
     """The configs through which the fused attentions ask for their mask and attention."""
     attentions = [module for _, module, fused in plan if fused is FusedLlamaAttention]
-    if attentions:
-        attention_interface.register_attention()
-        yield from attention_interface.config_changes(model, attentions)
+    yield from attention_interface.config_changes(model, attentions)
