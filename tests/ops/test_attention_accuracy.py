@@ -199,6 +199,21 @@ def test_caches_with_head_dim_side_by_side(device, attention_op, dtype):
     check_attention(device, attention_op, inputs | {"k_cache": k_cache, "v_cache": v_cache})
 
 
+def test_caches_of_different_strides(device, attention_op, dtype):
+    """k_cache by head, v_cache by slot."""
+    inputs = attention_inputs(dtype=dtype, new_tokens=2, past=[9, 4], rotary_dim=64)
+    inputs["v_cache"] = inputs["v_cache"].transpose(1, 2).contiguous().transpose(1, 2)
+    check_attention(device, attention_op, inputs)
+
+
+def test_head_of_one_element_at_any_stride(device, attention_op, dtype):
+    inputs = attention_inputs(dtype=dtype, head_dim=1, new_tokens=2, past=[9, 4])
+    for name in ("query", "key", "value", "k_cache", "v_cache"):
+        inputs[name] = inputs[name].repeat_interleave(3, -1)[..., ::3]
+        assert inputs[name].stride(-1) == 3
+    check_attention(device, attention_op, inputs)
+
+
 def test_cos_and_sin_of_the_query_dtype_and_one_for_all(device, attention_op, dtype):
     inputs = attention_inputs(dtype=dtype, past=12, new_tokens=2, rotary_dim=64)
     assert inputs["cos"].size(0) == 1

@@ -1,7 +1,6 @@
 """Random arguments of every kind, judged as the tests with chosen ones are.
 
-FASTTPS_FUZZ_EXAMPLES: how many per test and device (25 if not set). The same examples in every
-run; more of them begin with the same ones.
+FASTTPS_FUZZ_EXAMPLES: how many per test and device (25 if not set); the same ones in every run.
 """
 
 from __future__ import annotations
