@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,8 +21,13 @@ def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+def run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Ran]]:
     """Run the command in this process: the cases that need no process of their own."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
     for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "TQDM_DISABLE"):
         monkeypatch.setenv(name, os.environ.get(name, "1"))  # main sets them: put them back after
 
@@ -31,4 +36,5 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> C
         code = main([str(argument) for argument in arguments])
         return Ran(code, *capfd.readouterr())
 
-    return call
+    yield call
+    logging.set_verbosity(verbosity)
