@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from fasttps import ops
 from fasttps.models.attention_mask import bool_mask, is_within_diagonal
 
 if TYPE_CHECKING:
@@ -30,6 +29,9 @@ if TYPE_CHECKING:
 NAME = "fasttps"
 DECODE_TOKENS = 8  # up to here a pass over the cache per token group, above it tiles of queries
 _MODELING = "transformers.modeling_utils"
+
+_decode = torch.ops.fasttps.rope_attention_decode.default
+_prefill = torch.ops.fasttps.causal_prefill.default
 
 
 def register_attention() -> None:
@@ -155,11 +157,12 @@ def fasttps_attention_forward(
     new_tokens, kv_len = query.size(2), key.size(2)
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
-    window = None
     mask = bool_mask(attention_mask, new_tokens)
+    query_start = None  # all keys
+    window = None
     if mask is not None:
-        causal = kv_len >= new_tokens > 1 and is_within_diagonal(mask, kv_len - new_tokens)
-        query_start = kv_len - new_tokens if causal else kv_len
+        if kv_len >= new_tokens > 1 and is_within_diagonal(mask, kv_len - new_tokens):
+            query_start = kv_len - new_tokens
     elif new_tokens > 1 and is_causal:
         kv_len = min(kv_len, new_tokens)  # an empty static cache has slots past the new tokens
         query_start, window = 0, sliding_window
@@ -167,8 +170,6 @@ def fasttps_attention_forward(
         query_start, window = kv_len - 1, sliding_window
     elif sliding_window is not None and kv_len > sliding_window:
         raise ValueError("fasttps attention: a bidirectional sliding window wants a mask")
-    else:
-        query_start = kv_len
     scale = query.size(3) ** -0.5 if scaling is None else scaling
     value_dim = value.size(3)
     query, key, value = _operands(query, key, value)
@@ -178,10 +179,10 @@ def fasttps_attention_forward(
         None,
         key,
         value,
-        torch.tensor(kv_len),
-        query_start=torch.tensor(query_start),
-        scale=scale,
+        torch.full((), kv_len),
+        query_start=query_start,
         attn_mask=mask,
+        scale=scale,
         window=window,
         softcap=softcap or None,
         sinks=s_aux,
@@ -194,7 +195,7 @@ def fasttps_attention_forward(
         weights = attention_weights(
             query, key[:, :, :kv_len], visible, scale=scale, softcap=softcap, sinks=s_aux
         )
-    return out[..., :value_dim], weights
+    return out if value_dim == out.size(3) else out[..., :value_dim], weights
 
 
 def attend_static(
@@ -221,7 +222,7 @@ def attend_static(
         if attn_mask is not None:
             is_causal = is_within_diagonal(attn_mask, layer.filled)
         if not is_causal:
-            query_start = torch.tensor(layer.filled + new_tokens)
+            query_start = layer.filled + new_tokens
     elif attn_mask is not None:
         attn_mask = bool_mask(attn_mask, new_tokens)
     if cos.dtype not in (torch.float32, query.dtype):
@@ -243,10 +244,27 @@ def attend_static(
     return out
 
 
-def attend(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The op for this many new tokens: both compute the same, each is made for its own count."""
-    op: Any = ops.rope_attention_decode if query.size(1) <= DECODE_TOKENS else ops.causal_prefill
-    return op(query, *args, **kwargs)
+def attend(
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    seq_lens: Tensor,
+    *rope: Tensor,
+    query_start: int | None = None,
+    **options: Any,
+) -> Tensor:
+    """The op for this many new tokens: both compute the same, each is made for its own count.
+
+    Called without `fasttps.ops` and with no argument that says nothing: for a small model each of
+    them can be told from the time of a token.
+    """
+    options = {name: option for name, option in options.items() if option is not None}
+    if query_start is not None:
+        options["query_start"] = torch.full((), query_start)
+    op = _decode if query.size(1) <= DECODE_TOKENS else _prefill
+    return op(query, key, value, k_cache, v_cache, seq_lens, *rope, **options)
 
 
 def attention_weights(
@@ -275,9 +293,15 @@ def attention_weights(
 
 
 def _visible(
-    new_tokens: int, kv_len: int, query_start: int, window: int | None, device: torch.device
+    new_tokens: int,
+    kv_len: int,
+    query_start: int | None,
+    window: int | None,
+    device: torch.device,
 ) -> Tensor:
     """bool [new_tokens, kv_len]: the keys that each query may see, without a mask."""
+    if query_start is None:
+        return torch.ones(new_tokens, kv_len, dtype=torch.bool, device=device)
     query = query_start + torch.arange(new_tokens, device=device)[:, None]
     key = torch.arange(kv_len, device=device)
     visible = key <= query

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from fasttps import ops
 from fasttps.models.patch import FusedModule
 
+_gate_up_silu_mlp = torch.ops.fasttps.gate_up_silu_mlp.default
+
 # Judged by the class of the object that computes, never by a field of a config.
 _TORCH_ACTIVATIONS: dict[type[nn.Module], Callable[[Any], str | None]] = {
     nn.SiLU: lambda act: "silu",
@@ -98,20 +100,22 @@ class FusedGatedMLP(FusedModule):
         return self._run(x, packed)
 
     def _run(self, x: Tensor, packed: Packed) -> Tensor:
-        # The dicts themselves: Module.__getattr__ costs about a microsecond a name.
-        buffers: dict[str, Any] = self._buffers
-        gate_bias, up_bias, down_bias = (self._linear(at)._parameters["bias"] for at in range(3))
-        return ops.gate_up_silu_mlp(
+        # The dicts themselves: Module.__getattr__ costs about a microsecond a name. The op
+        # without `fasttps.ops`, with no argument that says nothing, for the same reason.
+        biases = {
+            name: bias
+            for at, name in enumerate(("gate_bias", "up_bias", "down_bias"))
+            if (bias := self._linear(at)._parameters["bias"]) is not None
+        }
+        return _gate_up_silu_mlp(
             x,
-            buffers["gate_up_packed"],
-            buffers["down_packed"],
+            self._buffers["gate_up_packed"],
+            self._buffers["down_packed"],
             gate_up_format=packed.format,
             down_format=packed.format,
             intermediate_size=packed.intermediate_size,
             activation=packed.activation,
-            gate_bias=gate_bias,
-            up_bias=up_bias,
-            down_bias=down_bias,
+            **biases,
         )
 
     def _linear(self, at: int) -> nn.Linear:
