@@ -100,13 +100,8 @@ class FusedGatedMLP(FusedModule):
         return self._run(x, packed)
 
     def _run(self, x: Tensor, packed: Packed) -> Tensor:
-        # The dicts themselves: Module.__getattr__ costs about a microsecond a name. The op
-        # without `fasttps.ops`, with no argument that says nothing, for the same reason.
-        biases = {
-            name: bias
-            for at, name in enumerate(("gate_bias", "up_bias", "down_bias"))
-            if (bias := self._linear(at)._parameters["bias"]) is not None
-        }
+        # The dicts themselves: Module.__getattr__ costs about a microsecond a name, and so does
+        # every argument that `fasttps.ops` would pass on.
         return _gate_up_silu_mlp(
             x,
             self._buffers["gate_up_packed"],
@@ -115,7 +110,9 @@ class FusedGatedMLP(FusedModule):
             down_format=packed.format,
             intermediate_size=packed.intermediate_size,
             activation=packed.activation,
-            **biases,
+            gate_bias=self._linear(0)._parameters["bias"],
+            up_bias=self._linear(1)._parameters["bias"],
+            down_bias=self._linear(2)._parameters["bias"],
         )
 
     def _linear(self, at: int) -> nn.Linear:
