@@ -1,13 +1,58 @@
 #include "check.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 namespace fasttps {
+namespace {
+
+// n * stride bytes for lowest <= n <= highest.
+struct ByteSteps {
+  int64_t stride;
+  int64_t lowest;
+  int64_t highest;
+};
+
+void append_steps(std::vector<ByteSteps>& steps, const at::Tensor& t, int64_t sign) {
+  const auto append = [&](int64_t stride, int64_t size) {
+    for (ByteSteps& other : steps) {
+      if (other.stride == stride) {
+        (sign > 0 ? other.highest : other.lowest) += sign * (size - 1);
+        return;
+      }
+    }
+    steps.push_back({stride, sign > 0 ? 0 : 1 - size, sign > 0 ? size - 1 : 0});
+  };
+  const int64_t item_bytes = static_cast<int64_t>(t.element_size());
+  append(1, item_bytes);
+  for (int64_t i = 0; i < t.dim(); ++i) {
+    if (t.size(i) > 1 && t.stride(i) > 0) append(t.stride(i) * item_bytes, t.size(i));
+  }
+}
+
+// Whether sum_i n_i stride_i = distance has a solution; strides descend. Where the strides nest, as
+// those of views of one buffer do, at most a few n_i are within reach of the smaller strides.
+bool reaches(const ByteSteps* step, const ByteSteps* end, int64_t distance) {
+  if (step == end) return distance == 0;
+  int64_t least = 0, most = 0;  // of all smaller strides together
+  for (const ByteSteps* s = step + 1; s != end; ++s) {
+    least += s->lowest * s->stride;
+    most += s->highest * s->stride;
+  }
+  const auto floor_div = [](int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); };
+  const int64_t from = std::max(step->lowest, -floor_div(most - distance, step->stride));
+  const int64_t to = std::min(step->highest, floor_div(distance - least, step->stride));
+  for (int64_t n = from; n <= to; ++n) {
+    if (reaches(step + 1, end, distance - n * step->stride)) return true;
+  }
+  return false;
+}
+
+}  // namespace
 
 void check_sizes(const char* op, const char* arg, const at::Tensor& t, const char* layout,
                  at::IntArrayRef wanted) {
@@ -56,14 +101,23 @@ void check_writable(const char* op, const char* arg, const at::Tensor& t) {
   }
 }
 
+int64_t element_count(const at::Tensor& t) { return c10::multiply_integers(t.sizes()); }
+
 void check_no_overlap(const char* op, const char* arg, const at::Tensor& t, const char* other_arg,
                       const at::Tensor& other) {
-  const auto status = at::get_overlap_status(t, other);
-  const bool same_first_element = t.numel() > 0 && other.numel() > 0 && t.is_alias_of(other) &&
-                                  t.storage_offset() == other.storage_offset();
-  TORCH_CHECK_VALUE(!same_first_element && status != at::MemOverlapStatus::Full &&
-                        status != at::MemOverlapStatus::Partial,
-                    op, ": ", arg, " must not share memory with ", other_arg,
+  if (t.is_meta() || element_count(t) == 0 || element_count(other) == 0 || !t.is_alias_of(other)) {
+    return;
+  }
+  // Bytes of t and of other coincide where sum_i n_i stride_i = distance has a solution.
+  std::vector<ByteSteps> steps;
+  append_steps(steps, t, 1);
+  append_steps(steps, other, -1);
+  std::sort(steps.begin(), steps.end(),
+            [](const ByteSteps& a, const ByteSteps& b) { return a.stride > b.stride; });
+  const int64_t distance = static_cast<const char*>(other.const_data_ptr()) -
+                           static_cast<const char*>(t.const_data_ptr());
+  TORCH_CHECK_VALUE(!reaches(steps.data(), steps.data() + steps.size(), distance), op, ": ", arg,
+                    " must not share memory with ", other_arg,
                     ", which is written; got overlapping views");
 }
 

@@ -34,6 +34,9 @@ void check_float_dtype(const char* op, const char* arg, const at::Tensor& t);
 void check_same_device(const char* op, const char* arg, const at::Tensor& t, const char* other_arg,
                        const at::Tensor& other);
 
+// t.numel(), which a tensor of a graph with symbolic sizes refuses to tell.
+int64_t element_count(const at::Tensor& t);
+
 // Elements of the last dimension lie side by side; all other strides are free.
 void check_dense_last_dim(const char* op, const char* arg, const at::Tensor& t);
 

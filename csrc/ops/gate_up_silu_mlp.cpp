@@ -65,7 +65,7 @@ GateUpSiluMlpShape check_gate_up_silu_mlp(const GateUpSiluMlpArgs& args) {
   check_bias("down_bias", args.down_bias, "[hidden_size]", hidden_size, x);
   for (size_t i = 0; i < kActivations.size(); ++i) {
     if (args.activation == kActivations[i]) {
-      return {gate_up, x.numel() / hidden_size, hidden_size, intermediate_size,
+      return {gate_up, element_count(x) / hidden_size, hidden_size, intermediate_size,
               static_cast<int>(i)};
     }
   }

@@ -12,7 +12,7 @@ PackedShape check_pack(const char* op, const char* arg, const at::Tensor& weight
   const PackedFormat packed_format = check_format(op, "format", format);
   const auto [rows, cols] = dims<2>(op, arg, weight, "[rows, cols]");
   check_dtype(op, arg, weight, {format_dtype(packed_format)});
-  if (weight.numel() > 0) check_dense_last_dim(op, arg, weight);
+  if (element_count(weight) > 0) check_dense_last_dim(op, arg, weight);
   return {packed_format, rows, cols, packed_panels(rows)};
 }
 

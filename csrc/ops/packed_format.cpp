@@ -40,14 +40,14 @@ void check_packed(const char* op, const char* arg, const at::Tensor& packed, Pac
                    " must be a packed weight (uint8, from pack_weight or pack_gate_up), got ",
                    packed.scalar_type(), " ", packed.sizes());
   const int64_t wanted = panels * packed_panel_bytes(format, cols);
-  TORCH_CHECK_VALUE(packed.dim() == 1 && packed.numel() == wanted, op, ": ", arg,
+  TORCH_CHECK_VALUE(packed.dim() == 1 && element_count(packed) == wanted, op, ": ", arg,
                     " must be a packed weight of [", wanted, "] bytes (", panels,
                     " panels of 16 rows, ", cols, " columns), got ", packed.sizes());
   TORCH_CHECK_VALUE(packed.is_contiguous(), op, ": ", arg, " must be contiguous, got strides ",
                     packed.strides());
   TORCH_CHECK_VALUE(group_size == 0, op, ": group size of ", arg,
                     " must be 0 for a format without groups, got ", group_size);
-  if (packed.is_meta() || packed.numel() == 0) return;
+  if (packed.is_meta() || element_count(packed) == 0) return;
   const auto address = reinterpret_cast<uintptr_t>(packed.const_data_ptr());
   TORCH_CHECK_VALUE(address % kPackedAlignmentBytes == 0, op, ": ", arg,
                     " must be 64-byte aligned, got an address ", address % kPackedAlignmentBytes,
