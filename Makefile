@@ -4,7 +4,7 @@
 # make build      the C++ side, in place      make clean      remove what was built
 # make format     rewrite the sources         make lint       only say what is wrong with them
 #
-# Everything starts from a bare machine: scripts/setup.py makes .venv, or says what is missing.
+# Everything starts from a bare machine: scripts/bootstrap.py makes .venv, or says what is missing.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -19,7 +19,7 @@ unexport PYTHONPATH
 .PHONY: setup build demo test test-long format lint clean
 
 setup:
-	@$(PYTHON) scripts/setup.py
+	@$(PYTHON) scripts/bootstrap.py
 
 build: setup
 	@$(BIN)/python scripts/build.py

@@ -25,6 +25,7 @@ py::dict build_facts() {
 
 PYBIND11_MODULE(_C, m) {
   // A wrong name of an ISA is a ValueError, whether an argument or FASTTPS_ISA brought it.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): pybind11's type
   py::register_local_exception_translator([](std::exception_ptr thrown) {
     try {
       if (thrown) std::rethrow_exception(thrown);

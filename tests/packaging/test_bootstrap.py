@@ -1,4 +1,4 @@
-"""scripts/setup.py on machines that lack something, and a second run of what `make` runs."""
+"""scripts/bootstrap.py on machines that lack something, and a second run of what `make` runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VENV_PYTHON = ROOT / ".venv/bin/python"
 
 @pytest.fixture
 def setup() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("setup_script", ROOT / "scripts/setup.py")
+    spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "scripts/bootstrap.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

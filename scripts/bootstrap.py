@@ -1,6 +1,6 @@
 """Makes `.venv` with everything that the build, the tests and the demo need.
 
-    python3 scripts/setup.py [--long]
+    python3 scripts/bootstrap.py [--long]
 
 Uses the standard library only: it runs before anything is installed. What pip cannot bring is
 checked first: as root it is installed, otherwise one line names it and the command. Each step
@@ -19,6 +19,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -176,7 +177,7 @@ def setup(long: bool) -> None:
     # --prefer-binary: an old sdist is never better than a wheel here.
     for name in ("torch", "dev"):
         file = REQUIREMENTS / f"{name}.txt"
-        once(name, [file], lambda file=file: pip_install("--prefer-binary", "-r", str(file)))
+        once(name, [file], partial(pip_install, "--prefer-binary", "-r", str(file)))
     file = REQUIREMENTS / "model.txt"
     # The sdist is built with the pinned setuptools, without an environment of its own.
     once("model", [file], lambda: pip_install("--no-deps", "--no-build-isolation", "-r", str(file)))
