@@ -157,9 +157,10 @@ LONG = [
     Part("clang-tidy", clang_tidy, needs=["build"]),
     Part("cpp-scalar", lambda: cpp("kernels-scalar"), needs=["set-up"]),
     Part("cpp-tsan", lambda: cpp("kernels-tsan"), needs=["set-up"]),
+    Part("slow", partial(pytest, "slow", "-m", "slow", paths=["tests"]), needs=["build"]),
     Part(
-        "slow",
-        lambda: pytest("slow", "-m", "slow", paths=["tests"], FASTTPS_LONG="1"),
+        "fuzz",
+        partial(pytest, "fuzz", paths=["tests/ops/test_random.py"], FASTTPS_FUZZ_EXAMPLES="2000"),
         needs=["build"],
     ),
 ]
