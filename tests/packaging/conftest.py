@@ -13,14 +13,14 @@ import pytest
 
 from tests.support.environments import ROOT, Environment, run, tools_path
 
-NOT_SOURCE = {".git", ".venv", ".cache", "build", "dist"}
+NOT_SOURCE = {"build", "dist"}
 BUILT = {"include", "lib", "share"}
 
 
 def ignored(folder: str, names: list[str]) -> set[str]:
     ignore = {n for n in names if n == "__pycache__" or n.endswith((".so", ".egg-info", "_cache"))}
     if Path(folder) == ROOT:
-        ignore |= NOT_SOURCE & set(names)
+        ignore |= {n for n in names if n in NOT_SOURCE or (n[0] == "." and (ROOT / n).is_dir())}
     if Path(folder) == ROOT / "python" / "fasttps":
         ignore |= BUILT & set(names)
     return ignore

@@ -11,8 +11,6 @@ import pytest
 
 from tests.support.environments import run
 
-TEXT_NOT_SHIPPED = {".ci"}
-
 
 @pytest.fixture(scope="module")
 def sdist_names(sdist) -> set[str]:
@@ -27,11 +25,7 @@ def wheel_names(wheel) -> set[str]:
 
 def test_sdist_holds_every_source(source_tree, sdist_names):
     sources = {str(f.relative_to(source_tree)) for f in source_tree.rglob("*") if f.is_file()}
-    wanted = {
-        name
-        for name in sources
-        if Path(name).parts[0] not in TEXT_NOT_SHIPPED and "egg-info" not in name
-    }
+    wanted = {name for name in sources if "egg-info" not in name}
     assert wanted - sdist_names == set()
 
 
