@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import tarfile
 import zipfile
-from pathlib import Path
 
 import pytest
 
