@@ -157,6 +157,8 @@ def pip_install(*arguments: str, **environment: str) -> None:
 
 
 def make_venv() -> None:
+    if VENV.exists() and not STAMPS.exists():
+        fail(f"{VENV} is there but was not made by this script; move it away or remove it")
     done = subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=False)
     if done.returncode != 0:
         fail(f"{sys.executable} -m venv failed; its message is above")

@@ -188,6 +188,13 @@ def test_only_a_family_imports_transformers_before_it_is_needed():
     assert wrong == []
 
 
+def test_flags_of_instruction_sets_stand_in_one_file_alone():
+    builders = [ROOT / "CMakeLists.txt", ROOT / "setup.py", *ROOT.glob("cmake/*")]
+    builders += ROOT.glob("csrc/**/CMakeLists.txt")
+    flagged = [f.name for f in builders if re.search(r"-m(avx|fma|f16c|arch|cpu)", f.read_text())]
+    assert flagged == ["isa.cmake"]
+
+
 def isa_objects() -> list[Path]:
     folder = "CMakeFiles/fasttps_cpu_kernels.dir/csrc/cpu/isa"
     return sorted(o for p in ("release", "kernels") for o in ROOT.glob(f"build/{p}/{folder}/*.o"))

@@ -9,6 +9,7 @@
 
 #include "build_facts.h"
 #include "cpu/dispatch.h"
+#include "ops/packed_format.h"
 
 namespace py = pybind11;
 
@@ -17,6 +18,7 @@ namespace {
 py::dict build_facts() {
   py::dict facts = py::module_::import("json").attr("loads")(fasttps::kBuildFacts);
   facts["torch_headers"] = TORCH_VERSION;
+  facts["layout_version"] = fasttps::kPackedLayoutVersion;
   facts["python"] = PY_VERSION;
   return facts;
 }

@@ -107,6 +107,16 @@ def test_step_that_failed_is_done_again(setup, monkeypatch, tmp_path):
     assert len(done) == 2
 
 
+def test_environment_of_someone_else_is_left_alone(setup, monkeypatch, tmp_path):
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/mine").touch()
+    monkeypatch.setattr(setup, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(setup, "STAMPS", tmp_path / ".venv/stamps")
+    with pytest.raises(SystemExit, match="not made by this script"):
+        setup.make_venv()
+    assert (tmp_path / ".venv/mine").exists()
+
+
 @pytest.mark.skipif(not VENV_PYTHON.exists(), reason="no .venv: `make build` has not run here")
 def test_second_build_does_nothing():
     # No network: a step that wanted some would fail.

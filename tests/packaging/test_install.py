@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fasttps
 from tests.support.environments import Environment, run
 
 USE = """
@@ -56,6 +57,7 @@ def test_build_facts_are_those_of_this_build(environment):
     assert facts["torch"] == torch.__version__
     assert facts["torch_headers"] == torch.__version__.split("+")[0]
     assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert facts["layout_version"] == fasttps.ops.LAYOUT_VERSION
     assert facts["cxx_standard"] == 20
     assert facts["compiler"].split()[0] in {"GNU", "Clang"}
     assert "scalar" in facts["isas"]
