@@ -187,8 +187,9 @@ def test_attn_implementation_of_the_model(implementation, when):
     with fasttps.patch(model):
         if when == "while":
             model.set_attn_implementation(implementation)
-            counts = op_counts(lambda: logits(model, prompt(2, 9)))
-            assert "causal_prefill" not in counts and counts["gate_up_silu_mlp"] == LAYERS
+            for cache in (None, fasttps.StaticKVCache(model.config, 9)):
+                counts = op_counts(lambda: logits(model, prompt(2, 9), cache=cache))  # noqa: B023
+                assert "causal_prefill" not in counts and counts["gate_up_silu_mlp"] == LAYERS
         for cache in (None, fasttps.StaticKVCache(model.config, 9)):
             ours = logits(model, prompt(2, 9), cache=cache)
             torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4)
@@ -219,6 +220,22 @@ def test_not_causal_by_argument(cache):
         ours = logits(model, prompt(2, 9), is_causal=False, cache=held)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4)
     assert not torch.allclose(theirs, logits(plain, prompt(2, 9)), atol=1e-2)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_arguments_that_the_one_op_does_not_serve(cache):
+    """A caller may pass the attention more than a mask; none of it is dropped."""
+    model = tiny_llama()
+    with fasttps.patch(model):
+        sinks = torch.tensor([1.0, -2.0, 3.0, 0.0])
+        held = [fasttps.StaticKVCache(model.config, 9) if cache else None for _ in range(3)]
+        plain = logits(model, prompt(1, 9), cache=held[0])
+        with_sinks = logits(model, prompt(1, 9), cache=held[1], s_aux=sinks)
+        capped = logits(model, prompt(1, 9), cache=held[2], softcap=0.5)
+        with pytest.raises(ValueError, match="position_bias"):
+            logits(model, prompt(1, 9), position_bias=torch.zeros(1, 4, 9, 9))
+    assert not torch.allclose(with_sinks, plain, atol=1e-2)
+    assert not torch.allclose(capped, plain, atol=1e-2)
 
 
 def test_packed_sequences():

@@ -75,11 +75,15 @@ class FusedLlamaAttention(FusedModule, LlamaAttention):
         if (
             not isinstance(cache, StaticKVCache)
             or position_embeddings is None
-            or any(kwargs[name] not in (None, False) for name in _LONG_WAY & kwargs.keys())
+            or any(
+                kwargs[name] is not None and kwargs[name] is not False
+                for name in _LONG_WAY & kwargs.keys()
+            )
+            or self.config._attn_implementation != attention_interface.NAME
             or self.config.output_attentions
         ):
-            # The class's own way, with our attention: its config names it. The cache goes by
-            # position, its name differs between versions.
+            # The class's own way, with the attention that its config names: ours, unless the user
+            # has set another. The cache goes by position, its name differs between versions.
             return super().forward(
                 hidden_states, position_embeddings, attention_mask, cache, **kwargs
             )
