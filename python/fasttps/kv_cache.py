@@ -14,19 +14,37 @@ from fasttps import ops
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
 
-class SeqLens:
-    """The `seq_lens` of all layers: one int64 tensor, rewritten when the first layer steps on."""
+class Steps:
+    """How many tokens each layer holds, and the `seq_lens` of all of them: one int64 tensor.
 
-    def __init__(self) -> None:
+    A step takes the layers one by one. One that is broken off (Ctrl-C) leaves some of them ahead;
+    what those have more counts for nothing, and the next step begins where all layers are.
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        self.filled = [0] * num_layers
+        self._start = 0  # what every layer had before the present step
         self._tensor: Tensor | None = None
-        self._value = -1
+        self._value = -1  # that of the tensor; -1 while it is unknown
 
-    def at(self, value: int, device: torch.device) -> Tensor:
-        """The tensor, holding `value`."""
+    def start(self, layer: int) -> int:
+        """Tokens before the step in which `layer` comes next."""
+        if self.filled[layer] != self._start:
+            self.settle()
+        return self._start
+
+    def settle(self) -> None:
+        """Forget what a broken off step left in some of the layers."""
+        self._start = min(self.filled, default=0)
+        self.filled = [self._start] * len(self.filled)
+
+    def seq_lens(self, value: int, device: torch.device) -> Tensor:
+        """The tensor, holding `value`; rewritten when the first layer steps on."""
         if self._tensor is None or self._tensor.device != device:
             with torch.inference_mode(False):
                 self._tensor = torch.tensor(value, device=device)
         elif value != self._value:
+            self._value = -1
             self._tensor.fill_(value)
         self._value = value
         return self._tensor
@@ -38,7 +56,8 @@ class StaticKVLayer(CacheLayerMixin):
     Attributes:
         keys, values: [batch, num_kv_heads, max_seq_len, head_dim], of the dtype of the first keys;
             None before those came.
-        filled: tokens in the cache; slots from there on hold nothing of meaning.
+        filled: tokens in the layer; slots from there on hold nothing of meaning. The cache's
+            length is that of the layer with the fewest.
     """
 
     # False, with views of the filled part returned: transformers then drops the mask of a single
@@ -47,12 +66,20 @@ class StaticKVLayer(CacheLayerMixin):
     is_croppable = True
     is_sliding = False
 
-    def __init__(self, max_seq_len: int, seq_lens: SeqLens) -> None:
+    def __init__(self, max_seq_len: int, steps: Steps, index: int) -> None:
         super().__init__()
         self.max_seq_len = max_seq_len
         self.max_cache_len = max_seq_len  # transformers' name
-        self.filled = 0
-        self._seq_lens = seq_lens
+        self._steps = steps
+        self._index = index
+
+    @property
+    def filled(self) -> int:
+        return self._steps.filled[self._index]
+
+    @filled.setter
+    def filled(self, tokens: int) -> None:
+        self._steps.filled[self._index] = tokens
 
     def reserve(self, key: Tensor, value: Tensor) -> Tensor:
         """Make sure that the rows of key and value fit; the caller writes them and adds to filled.
@@ -65,17 +92,18 @@ class StaticKVLayer(CacheLayerMixin):
         Raises:
             ValueError: there is no room for them. Nothing was written.
         """
-        wanted = self.filled + key.size(1)
+        start = self._steps.start(self._index)
+        wanted = start + key.size(1)
         if wanted > self.max_seq_len:
             raise ValueError(
-                f"StaticKVCache: max_seq_len wanted at least {wanted} ({self.filled} tokens are in "
+                f"StaticKVCache: max_seq_len wanted at least {wanted} ({start} tokens are in "
                 f"the cache, {key.size(1)} come), got {self.max_seq_len}; make a larger one with "
                 f"StaticKVCache(config, max_seq_len={wanted}), and with speculative decoding leave "
                 "room for the drafts too"
             )
         if not self.is_initialized:
             self._allocate(key.size(0), key.size(2), key.size(3), value.size(3), key)
-        return self._seq_lens.at(self.filled, key.device)
+        return self._steps.seq_lens(start, key.device)
 
     def _allocate(
         self, batch: int, num_kv_heads: int, k_head_dim: int, v_head_dim: int, like: Tensor
@@ -112,10 +140,10 @@ class StaticKVLayer(CacheLayerMixin):
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
         """Keys that a mask covers, and the position of the first."""
         new_tokens = query_length.size(0) if isinstance(query_length, Tensor) else query_length
-        return self.filled + new_tokens, 0
+        return self.get_seq_length() + new_tokens, 0
 
     def get_seq_length(self) -> int:
-        return self.filled
+        return min(self._steps.filled)
 
     def get_max_length(self) -> int:
         return self.max_seq_len
@@ -203,10 +231,17 @@ class StaticKVCache(Cache):
                 f"StaticKVCache: config wanted attention layers only, got {sorted(other)}"
             )
         self.max_seq_len = max_seq_len
-        seq_lens = SeqLens()
+        # The last layers of some models use the keys and values of earlier ones.
+        num_layers = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", 0) or 0)
+        self._steps = Steps(num_layers)
         super().__init__(
-            layers=[StaticKVLayer(max_seq_len, seq_lens) for _ in range(config.num_hidden_layers)]
+            layers=[StaticKVLayer(max_seq_len, self._steps, at) for at in range(num_layers)]
         )
+
+    def crop(self, tokens: int) -> None:
+        """Negative: remove so many of the last tokens. Positive: keep so many of the first."""
+        self._steps.settle()
+        super().crop(tokens)
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:
         """The name of `get_max_length` before transformers 5.21."""

@@ -213,6 +213,45 @@ def test_a_cache_of_another_shape_is_refused(patched, wrong):
         patch.undo()
 
 
+@pytest.mark.parametrize("patched", [True, False])
+@pytest.mark.parametrize("filled", [0, 6])
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_a_step_that_was_broken_off_leaves_no_trace(patched, filled, layer):
+    """Ctrl-C between two layers: the next step begins where all of them are."""
+    model, ids = tiny_llama(), prompt(1, 9)
+    patch = fasttps.patch(model) if patched else None
+    wanted = logits(model, ids)[:, filled:]
+    cache = fasttps.StaticKVCache(model.config, 9)
+    if filled:
+        logits(model, ids[:, :filled], cache=cache)
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    for new_tokens in (3, 1):
+        hook = model.model.layers[layer].mlp.register_forward_pre_hook(interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            logits(model, ids[:, filled:][:, :new_tokens], cache=cache)
+        hook.remove()
+        if layer == LAYERS - 1:  # they are all in the cache
+            cache.crop(-new_tokens)
+        assert cache.get_seq_length() == filled
+    ours = logits(model, ids[:, filled:], cache=cache)
+    torch.testing.assert_close(ours, wanted, rtol=0, atol=2e-4)
+    if patch is not None:
+        patch.undo()
+
+
+def test_crop_after_a_step_that_was_broken_off():
+    cache = cache_of()
+    append(cache, 3)
+    cache.update(*rows(3, 2, first=3), 0)
+    cache.crop(-1)
+    assert [layer.filled for layer in cache.layers] == [2] * LAYERS
+    append(cache, 1, first=50)
+    assert held(cache) == [[10, 11, 60], [20, 21, 70], [30, 31, 80]]
+
+
 @pytest.mark.parametrize("modes", [("inference", "no_grad"), ("no_grad", "inference")])
 @pytest.mark.parametrize("patched", [True, False])
 def test_filled_in_one_grad_mode_and_used_in_another(modes, patched):
