@@ -13,11 +13,12 @@ namespace {
 
 std::atomic<const KernelTable*> active{nullptr};
 
-const KernelTable* find_runnable(const std::string& isa) {
+// `source`: where the name came from, for the error.
+const KernelTable* find_runnable(const char* source, const std::string& isa) {
   for (const KernelTable* table : kernel_tables()) {
     if (isa == table->isa && missing_feature_bits(*table) == 0) return table;
   }
-  TORCH_CHECK_VALUE(false, "FASTTPS_ISA: this CPU runs ", c10::Join(", ", isas()), "; got '", isa,
+  TORCH_CHECK_VALUE(false, source, ": this CPU runs ", c10::Join(", ", isas()), "; got '", isa,
                     "'");
 }
 
@@ -50,13 +51,14 @@ std::vector<std::string> missing_features(const std::string& isa) {
                     "'");
 }
 
-void use_isa(const std::string& isa) { active = find_runnable(isa); }
+void use_isa(const std::string& isa) { active = find_runnable("isa", isa); }
 
 const KernelTable& kernels() {
   const KernelTable* table = active.load(std::memory_order_acquire);
   if (table == nullptr) {
     const char* forced = std::getenv("FASTTPS_ISA");
-    table = forced != nullptr ? find_runnable(forced) : find_runnable(isas().front());
+    const bool is_forced = forced != nullptr && *forced != '\0';
+    table = find_runnable("FASTTPS_ISA", is_forced ? forced : isas().front());
     active.store(table, std::memory_order_release);
   }
   return *table;

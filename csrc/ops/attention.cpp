@@ -127,7 +127,6 @@ AttentionShape check_attention(const AttentionArgs& args) {
 
 AttentionPositions check_attention_positions(const AttentionArgs& args,
                                              const AttentionShape& shape) {
-  constexpr int64_t kFar = int64_t{1} << 62;
   AttentionPositions at;
   at.seq_lens = per_sequence(args.seq_lens, shape.batch);
   const int64_t appended = shape.appends ? shape.new_tokens : 0;
@@ -138,7 +137,8 @@ AttentionPositions check_attention_positions(const AttentionArgs& args,
   at.kv_len = at.seq_lens;
   for (int64_t b = 0; b < shape.batch; ++b) {
     at.kv_len[b] += appended;
-    at.query_start[b] = std::clamp(at.query_start[b], -kFar, kFar);
+    at.query_start[b] = std::clamp(at.query_start[b], -kFarthestPosition, kFarthestPosition);
+    at.kv_start[b] = std::clamp<int64_t>(at.kv_start[b], 0, at.kv_len[b]);
     TORCH_CHECK_VALUE(!args.attn_mask || args.ring || args.attn_mask->size(3) >= at.kv_len[b],
                       args.op, ": attn_mask must cover the ", at.kv_len[b],
                       " positions of the cache, got ", args.attn_mask->size(3));
@@ -153,13 +153,27 @@ AttentionPositions check_attention_positions(const AttentionArgs& args,
   return at;
 }
 
-AttentionResult empty_attention_result(const AttentionArgs& args, const AttentionShape& shape,
-                                       bool with_lse) {
-  auto options = args.query.options().requires_grad(false);
+AttentionResult empty_attention_result(const AttentionArgs& args, bool with_lse) {
+  const at::Tensor& query = args.query;
+  auto options = query.options().requires_grad(false);
   if (with_lse) options = options.dtype(at::kFloat);
-  return {at::empty({shape.batch, shape.new_tokens, shape.num_heads, shape.head_dim}, options),
-          with_lse ? at::empty({shape.batch, shape.num_heads, shape.new_tokens}, options)
-                   : at::Tensor()};
+  at::Tensor out = at::empty_symint(query.sym_sizes(), options), lse;
+  if (with_lse) {
+    lse = at::empty_symint({query.sym_size(0), query.sym_size(2), query.sym_size(1)}, options);
+  }
+  return {out, lse};
+}
+
+AttentionResult attention_meta(const AttentionArgs& args, bool with_lse) {
+  bool symbolic = false;
+  for (const at::Tensor* t : {&args.query, static_cast<const at::Tensor*>(&args.k_cache)}) {
+    symbolic |= has_symbolic_sizes(*t);
+  }
+  for (const auto* t : {&args.key, &args.cos, &args.attn_mask}) {
+    symbolic |= t->has_value() && has_symbolic_sizes(**t);
+  }
+  if (!symbolic) check_attention(args);
+  return empty_attention_result(args, with_lse);
 }
 
 }  // namespace fasttps

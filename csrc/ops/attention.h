@@ -67,7 +67,7 @@ struct AttentionPositions {
   std::vector<int64_t> seq_lens;
   std::vector<int64_t> kv_len;
   std::vector<int64_t> query_start;  // clamped to what fits additions
-  std::vector<int64_t> kv_start;     // 0 if absent
+  std::vector<int64_t> kv_start;     // 0 if absent, at most kv_len
 };
 
 // Reads and checks the values that lie in host memory.
@@ -75,8 +75,10 @@ AttentionPositions check_attention_positions(const AttentionArgs& args,
                                              const AttentionShape& shape);
 
 using AttentionResult = std::tuple<at::Tensor, at::Tensor>;
-AttentionResult empty_attention_result(const AttentionArgs& args, const AttentionShape& shape,
-                                       bool with_lse);
+AttentionResult empty_attention_result(const AttentionArgs& args, bool with_lse);
+
+// The Meta kernel of both: checks, then returns empty tensors.
+AttentionResult attention_meta(const AttentionArgs& args, bool with_lse);
 
 // Adapts `kImpl` to the dispatcher's argument list: `out` for the default overload, `lse` for .lse.
 using AttentionImpl = AttentionResult (*)(const AttentionArgs& args, bool with_lse);

@@ -5,11 +5,7 @@
 namespace fasttps {
 namespace {
 
-AttentionResult meta(const AttentionArgs& args, bool with_lse) {
-  return empty_attention_result(args, check_attention(args), with_lse);
-}
-
-using Meta = AttentionEntry<kCausalPrefill, meta>;
+using Meta = AttentionEntry<kCausalPrefill, attention_meta>;
 
 TORCH_LIBRARY_IMPL(fasttps, Meta, m) {
   m.impl("causal_prefill", Meta::out);

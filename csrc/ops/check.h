@@ -34,6 +34,12 @@ void check_float_dtype(const char* op, const char* arg, const at::Tensor& t);
 void check_same_device(const char* op, const char* arg, const at::Tensor& t, const char* other_arg,
                        const at::Tensor& other);
 
+// Whether a size of `t` is a symbol of a graph under trace. A Meta kernel then answers in symbols
+// and leaves the check to the call itself: reading a size would tie the graph to its value.
+inline bool has_symbolic_sizes(const at::Tensor& t) {
+  return t.defined() && t.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+}
+
 // t.numel(), which a tensor of a graph with symbolic sizes refuses to tell.
 int64_t element_count(const at::Tensor& t);
 

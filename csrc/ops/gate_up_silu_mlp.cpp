@@ -29,9 +29,11 @@ at::Tensor gate_up_silu_mlp_meta(const at::Tensor& x, const at::Tensor& gate_up,
                                  const std::optional<at::Tensor>& gate_bias,
                                  const std::optional<at::Tensor>& up_bias,
                                  const std::optional<at::Tensor>& down_bias) {
-  check_gate_up_silu_mlp({x, gate_up, down, gate_up_format, down_format, intermediate_size,
-                          gate_up_group_size, down_group_size, activation, gate_bias, up_bias,
-                          down_bias});
+  if (!has_symbolic_sizes(x)) {
+    check_gate_up_silu_mlp({x, gate_up, down, gate_up_format, down_format, intermediate_size,
+                            gate_up_group_size, down_group_size, activation, gate_bias, up_bias,
+                            down_bias});
+  }
   return empty_like_contiguous(x);
 }
 
@@ -74,7 +76,7 @@ GateUpSiluMlpShape check_gate_up_silu_mlp(const GateUpSiluMlpArgs& args) {
 }
 
 at::Tensor empty_like_contiguous(const at::Tensor& x) {
-  return at::empty(x.sizes(), x.options().requires_grad(false));
+  return at::empty_symint(x.sym_sizes(), x.options().requires_grad(false));
 }
 
 TORCH_LIBRARY_IMPL(fasttps, Meta, m) { m.impl("gate_up_silu_mlp", gate_up_silu_mlp_meta); }

@@ -7,10 +7,15 @@
 namespace fasttps {
 namespace {
 
+bool wants_gradient(const at::Tensor& t) {
+  if (!t.defined()) return false;
+  return (at::GradMode::is_enabled() && t.requires_grad()) || t._fw_grad(/*level=*/0).defined();
+}
+
 void check_needs_no_grad(const c10::OperatorHandle& op, const std::string& arg,
                          const c10::IValue& value) {
   if (value.isTensor()) {
-    TORCH_CHECK(!value.toTensor().defined() || !value.toTensor().requires_grad(),
+    TORCH_CHECK(!wants_gradient(value.toTensor()),
                 op.schema().name().substr(sizeof("fasttps::") - 1), ": ", arg,
                 " requires a gradient, and the op is inference only; call it under "
                 "torch.no_grad() or detach the argument");
@@ -21,12 +26,10 @@ void check_needs_no_grad(const c10::OperatorHandle& op, const std::string& arg,
 
 void inference_only(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                     torch::jit::Stack* stack) {
-  if (at::GradMode::is_enabled()) {
-    const auto& arguments = op.schema().arguments();
-    const size_t first = stack->size() - arguments.size();
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      check_needs_no_grad(op, arguments[i].name(), (*stack)[first + i]);
-    }
+  const auto& arguments = op.schema().arguments();
+  const size_t first = stack->size() - arguments.size();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    check_needs_no_grad(op, arguments[i].name(), (*stack)[first + i]);
   }
   at::AutoDispatchBelowADInplaceOrView guard;
   op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);

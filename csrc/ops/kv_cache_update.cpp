@@ -31,6 +31,7 @@ void kv_cache_update_meta(at::Tensor& k_cache, at::Tensor& v_cache, const at::Te
                           const at::Tensor& value, const at::Tensor& seq_lens, bool ring,
                           const std::optional<at::Tensor>& k_scale,
                           const std::optional<at::Tensor>& v_scale) {
+  if (has_symbolic_sizes(k_cache) || has_symbolic_sizes(key)) return;
   check_kv_cache_update(k_cache, v_cache, key, value, seq_lens, ring, k_scale, v_scale);
 }
 
@@ -92,12 +93,14 @@ std::vector<int64_t> per_sequence(const at::Tensor& t, int64_t batch) {
 
 void check_seq_lens_values(const char* op, const std::vector<int64_t>& seq_lens, int64_t new_tokens,
                            int64_t max_seq_len, bool ring) {
+  const int64_t room = ring ? kFarthestPosition : max_seq_len;
   for (size_t b = 0; b < seq_lens.size(); ++b) {
     TORCH_CHECK_VALUE(seq_lens[b] >= 0, op, ": seq_lens[", b, "] must be at least 0, got ",
                       seq_lens[b]);
-    TORCH_CHECK_VALUE(ring || seq_lens[b] <= max_seq_len - new_tokens, op, ": seq_lens[", b,
-                      "] + new_tokens must be at most max_seq_len = ", max_seq_len, ", got ",
-                      seq_lens[b], " + ", new_tokens, "; a larger cache is needed");
+    TORCH_CHECK_VALUE(seq_lens[b] <= room - new_tokens, op, ": seq_lens[", b,
+                      "] + new_tokens must be at most ", ring ? "2^60 = " : "max_seq_len = ", room,
+                      ", got ", seq_lens[b], " + ", new_tokens,
+                      ring ? "" : "; a larger cache is needed");
   }
 }
 

@@ -36,8 +36,11 @@ void check_new_rows(const char* op, const at::Tensor& key, const at::Tensor& val
 // int64 [] or [batch] in host memory, as one value a sequence.
 std::vector<int64_t> per_sequence(const at::Tensor& t, int64_t batch);
 
+// Positions are below this, so that sums and differences of a few of them fit 64 bits.
+inline constexpr int64_t kFarthestPosition = int64_t{1} << 60;
+
 // Throws ValueError unless every sequence has room: 0 <= length, and length + new_tokens <=
-// max_seq_len where the cache is no ring.
+// max_seq_len, or kFarthestPosition where the cache is a ring.
 void check_seq_lens_values(const char* op, const std::vector<int64_t>& seq_lens, int64_t new_tokens,
                            int64_t max_seq_len, bool ring);
 

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <string>
 
 #include "check.h"
@@ -13,7 +14,9 @@ namespace {
 constexpr const char* kOp = "merge_attention";
 
 std::tuple<at::Tensor, at::Tensor> merge_attention_meta(at::TensorList outs, at::TensorList lses) {
-  return empty_merge_attention_result(outs, check_merge_attention(outs, lses));
+  const bool symbolic = std::any_of(outs.begin(), outs.end(), has_symbolic_sizes);
+  if (!symbolic) check_merge_attention(outs, lses);
+  return empty_merge_attention_result(outs);
 }
 
 }  // namespace
@@ -39,11 +42,11 @@ MergeAttentionShape check_merge_attention(at::TensorList outs, at::TensorList ls
   return {static_cast<int64_t>(outs.size()), batch, new_tokens, num_heads, head_dim};
 }
 
-std::tuple<at::Tensor, at::Tensor> empty_merge_attention_result(at::TensorList outs,
-                                                                const MergeAttentionShape& shape) {
-  const auto options = outs[0].options().requires_grad(false);
-  return {at::empty({shape.batch, shape.new_tokens, shape.num_heads, shape.head_dim}, options),
-          at::empty({shape.batch, shape.num_heads, shape.new_tokens}, options)};
+std::tuple<at::Tensor, at::Tensor> empty_merge_attention_result(at::TensorList outs) {
+  const at::Tensor& out = outs[0];
+  const auto options = out.options().requires_grad(false);
+  return {at::empty_symint(out.sym_sizes(), options),
+          at::empty_symint({out.sym_size(0), out.sym_size(2), out.sym_size(1)}, options)};
 }
 
 TORCH_LIBRARY_IMPL(fasttps, Meta, m) { m.impl("merge_attention", merge_attention_meta); }

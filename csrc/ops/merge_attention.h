@@ -17,7 +17,6 @@ struct MergeAttentionShape {
 
 MergeAttentionShape check_merge_attention(at::TensorList outs, at::TensorList lses);
 
-std::tuple<at::Tensor, at::Tensor> empty_merge_attention_result(at::TensorList outs,
-                                                                const MergeAttentionShape& shape);
+std::tuple<at::Tensor, at::Tensor> empty_merge_attention_result(at::TensorList outs);
 
 }  // namespace fasttps

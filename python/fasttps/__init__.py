@@ -19,6 +19,10 @@ from fasttps._version import __version__
 _library.load()
 
 from fasttps import isa, ops, reference  # noqa: E402
+from fasttps.models.attention_interface import register_on_import  # noqa: E402
+
+# So that attn_implementation="fasttps" is known as soon as transformers is imported.
+register_on_import()
 
 if TYPE_CHECKING:
     from fasttps.kv_cache import StaticKVCache

@@ -38,3 +38,24 @@ def test_caches_that_are_only_read_may_be_expanded(device, attention_op):
     out = run(device, attention_op, inputs | caches)
     copied = {name: cache.clone() for name, cache in caches.items()}
     torch.testing.assert_close(out, run(device, attention_op, inputs | copied), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("start", [13, (1 << 63) - 101, (1 << 63) - 1])
+def test_start_past_the_cache_sees_nothing(device, attention_op, start):
+    """kv_start near 2^63 sent the split over threads round without end."""
+    arguments = device.arguments(attention_inputs(past=[5, 9], attend_only=True))
+    kv_start = device.tensor(torch.tensor([start, 0]))
+    out = device.call(attention_op, **arguments, kv_start=kv_start)
+    assert torch.equal(out[0], torch.zeros_like(out[0]))
+    assert torch.equal(out[1], device.call(attention_op, **arguments)[1])
+
+
+def test_window_and_start_at_the_ends_of_an_integer(device, attention_op):
+    """The first position seen, query_start - window + 1, is beyond 64 bits."""
+    arguments = device.arguments(attention_inputs(past=[5, 9], attend_only=True))
+    largest = (1 << 63) - 1
+    everything = device.call(attention_op, **arguments)
+    assert torch.equal(device.call(attention_op, **arguments, window=largest), everything)
+    before = device.tensor(torch.tensor(-largest - 1))
+    nothing = device.call(attention_op, **arguments, window=largest, query_start=before)
+    assert torch.equal(nothing, torch.zeros_like(nothing))

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from tests.support import errors
 from tests.support.attention import attention_inputs, randn
@@ -146,6 +147,11 @@ WRONG = {
         ValueError,
         "seq_lens",
         lambda: base(**RING) | {"seq_lens": longs(-1, 5)},
+    ),
+    "position_near_2_to_63_in_a_ring": (
+        ValueError,
+        "seq_lens",
+        lambda: base(**RING) | {"seq_lens": longs(5, MAX - 1)},
     ),
     # cos and sin
     "cos_without_sin": (ValueError, "sin", changed(sin=None)),
@@ -336,6 +342,18 @@ def test_refuses_gradients(device_family, attention_op, name):
     assert "inference only" in message
     with torch.no_grad():
         assert device_family.call(attention_op, **arguments).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["query", "value"])
+def test_refuses_tangents(device_family, attention_op, name):
+    """Forward-mode differentiation lost them without a word."""
+    arguments = device_family.arguments(base())
+    with forward_ad.dual_level(), torch.no_grad():
+        tangent = torch.ones_like(arguments[name])
+        arguments[name] = forward_ad.make_dual(arguments[name], tangent)
+        assert_refused(
+            lambda: device_family.call(attention_op, **arguments), RuntimeError, attention_op, name
+        )
 
 
 def test_runs_in_inference_mode(device_family, attention_op):

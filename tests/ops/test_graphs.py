@@ -209,12 +209,45 @@ def test_moving_position_recompiles_nothing(device_family, dynamic):
         return ops.rope_attention_decode(**arguments) + 1
 
     arguments = device_family.arguments(attention_inputs(past=[3, 9], rotary_dim=64))
+    # Never a view: with dynamic sizes torch itself guards the base of one, and a sum has none.
+    arguments["seq_lens"] = arguments["seq_lens"].clone()
     eager = {key: v.clone() if isinstance(v, torch.Tensor) else v for key, v in arguments.items()}
     for _ in range(5):
         expected = ops.rope_attention_decode(**eager) + 1
         assert torch.equal(step(arguments), expected)
         for state in (arguments, eager):
             state["seq_lens"] = state["seq_lens"] + 1
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("op", ["causal_prefill", "gate_up_silu_mlp", "merge_attention"])
+def test_changing_length_is_one_dynamic_graph(device_family, op):
+    """Meta kernels that read the sizes made a graph for each prompt length."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph
+
+    make = {
+        "causal_prefill": lambda tokens: attention_inputs(
+            past=0, new_tokens=tokens, max_seq_len=16, rotary_dim=64
+        ),
+        "gate_up_silu_mlp": lambda tokens: (
+            mlp_call() | {"x": randn(5, 2, tokens, 20, dtype=torch.bfloat16)}
+        ),
+        "merge_attention": lambda tokens: {
+            "outs": [randn(seed, 2, tokens, 4, 8) for seed in (1, 2)],
+            "lses": [randn(seed, 2, 4, tokens) for seed in (3, 4)],
+        },
+    }[op]
+    function = getattr(ops, op)
+    compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=True)
+    for tokens in (3, 5, 7, 9):
+        eager, traced = (device_family.arguments(make(tokens)) for _ in range(2))
+        for one, other in zip(_tensors(function(**eager)), _tensors(compiled(**traced))):
+            assert torch.equal(one, other)
     assert len(graphs) == 1
 
 

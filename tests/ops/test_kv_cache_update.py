@@ -63,7 +63,7 @@ def test_lengths(device, past):
     check_update(device, update_inputs(past=past))
 
 
-@pytest.mark.parametrize("past", [0, 21, [22, 23], [24, 49], [(1 << 62) + 23, 3]], ids=str)
+@pytest.mark.parametrize("past", [0, 21, [22, 23], [24, 49], [(1 << 60) - 25, 3]], ids=str)
 @pytest.mark.parametrize("int8", [False, True], ids=["", "int8"])
 def test_ring_wraps(device, past, int8):
     check_update(device, update_inputs(past=past, ring=True, int8=int8))
@@ -187,6 +187,11 @@ WRONG = {
         changed(seq_lens=torch.tensor([5, 10])),
     ),
     "at_minus_one": (ValueError, "seq_lens", changed(seq_lens=torch.tensor([-1, 5]))),
+    "near_2_to_63_in_a_ring": (
+        ValueError,
+        "seq_lens",
+        changed(seq_lens=torch.tensor((1 << 63) - 2), ring=True),
+    ),
     "past_an_integer": (ValueError, "seq_lens", changed(seq_lens=torch.tensor((1 << 63) - 1))),
     "minus_one_in_a_ring": (
         ValueError,

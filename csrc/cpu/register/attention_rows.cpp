@@ -4,12 +4,14 @@
 #include <cmath>
 #include <limits>
 
+#include "../../ops/kv_cache_update.h"
 #include "../dispatch.h"
 #include "../element_type.h"
 
 namespace fasttps::cpu {
 namespace {
 
+constexpr int64_t kWholeRange = 2 * kFarthestPosition;
 constexpr double kLog2E = 1.4426950408889634;
 constexpr double kLn2 = 0.6931471805599453;
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
@@ -21,7 +23,7 @@ AttentionCall::AttentionCall(const AttentionArgs& args, bool with_lse)
     : args_(args),
       shape_(check_attention(args)),
       positions_(check_attention_positions(args, shape_)),
-      result_(empty_attention_result(args, shape_, with_lse)),
+      result_(empty_attention_result(args, with_lse)),
       kernels_(kernels()),
       rope_(rope_table(args.cos, args.sin, args.interleaved)),
       group_(shape_.num_heads / shape_.num_kv_heads),
@@ -50,9 +52,10 @@ int64_t AttentionCall::last_position(int64_t batch, int64_t token) const {
 }
 
 int64_t AttentionCall::first_position(int64_t batch, int64_t token) const {
-  int64_t first = std::max<int64_t>(0, positions_.kv_start[batch]);
-  if (args_.window)
-    first = std::max(first, positions_.query_start[batch] + token - *args_.window + 1);
+  int64_t first = positions_.kv_start[batch];
+  // A wider window than any two positions lie apart sees all, and must not overflow.
+  const int64_t window = std::min(args_.window.value_or(kWholeRange), kWholeRange);
+  first = std::max(first, positions_.query_start[batch] + token - window + 1);
   if (args_.ring) first = std::max(first, positions_.kv_len[batch] - shape_.max_seq_len);
   return first;
 }

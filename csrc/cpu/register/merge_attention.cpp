@@ -17,7 +17,7 @@ constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 
 std::tuple<at::Tensor, at::Tensor> merge_attention(at::TensorList outs, at::TensorList lses) {
   const MergeAttentionShape shape = check_merge_attention(outs, lses);
-  auto result = empty_merge_attention_result(outs, shape);
+  auto result = empty_merge_attention_result(outs);
   float* out = std::get<0>(result).mutable_data_ptr<float>();
   float* lse = std::get<1>(result).mutable_data_ptr<float>();
   const int64_t rows = shape.batch * shape.new_tokens * shape.num_heads;

@@ -29,7 +29,7 @@ Split split_evenly(const std::vector<RowBlock>& blocks, int64_t total, int64_t p
   for (size_t i = 0; i < blocks.size(); ++i) {
     int64_t begin = blocks[i].begin;
     do {  // a block without positions still gets a segment, whose result is 0
-      const int64_t end = std::min(blocks[i].end, begin + left);
+      const int64_t end = begin + std::min(left, blocks[i].end - begin);
       split.segments.push_back({i, begin, end});
       left -= end - begin;
       begin = end;
