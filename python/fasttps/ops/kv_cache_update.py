@@ -32,7 +32,7 @@ def kv_cache_update_(
             any strides with a dense last dimension. Keys are already rotated.
         seq_lens: int64, [] or [batch]: tokens already in the cache, which is the slot of the
             first new row. Not changed.
-        ring: slot = position mod max_seq_len, so that `seq_lens` has no upper bound; new_tokens
+        ring: slot = position mod max_seq_len, so that `seq_lens` may go up to 2^60; new_tokens
             is at most max_seq_len.
         k_scale, v_scale: float32 [batch, num_kv_heads, max_seq_len], written: the scale of each
             int8 row, max|row| / 127; q = round-half-even(x / scale); a row of zeros has scale 0.
