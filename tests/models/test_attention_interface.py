@@ -250,18 +250,15 @@ def test_registering_twice_changes_nothing():
 IMPORTS = {
     "fasttps first": """
 import sys
-from fasttps.models.attention_interface import register_on_import
-register_on_import()
+import fasttps
 assert "transformers" not in sys.modules
 from transformers import AutoModelForCausalLM, LlamaConfig""",
     "transformers first": """
 from transformers import AutoModelForCausalLM, LlamaConfig
-from fasttps.models.attention_interface import register_on_import
-register_on_import()""",
+import fasttps""",
     "models first": """
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-from fasttps.models.attention_interface import register_on_import
-register_on_import()""",
+import fasttps""",
 }
 
 
