@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAME = (
     "test_patch_tokens.py",
     "test_patch_undo.py",
+    "test_patch_weights.py",
     "test_patch_copies.py",
     "test_patch_ops.py",
     "test_kv_cache.py",

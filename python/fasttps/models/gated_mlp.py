@@ -7,8 +7,7 @@ Knows nn.Linear and the ops; knows no family. A family makes its class from it:
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,7 +30,6 @@ _TRANSFORMERS_ACTIVATIONS = {
     "GELUTanh": "gelu_tanh",
     "PytorchGELUTanh": "gelu_tanh",
 }
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,9 @@ class Packed:
 class FusedGatedMLP(FusedModule):
     """Holds the packed weights in two buffers; the Parameters of its projections are empty.
 
+    While the weights are such that they cannot be packed (float64, meta, of several dtypes), they
+    are in their Parameters and the replaced class's own forward runs; `extra_repr` says why.
+
     Attributes:
         projections: the names of the gate, up and down projections.
         activation: the name of the activation module.
@@ -67,7 +68,7 @@ class FusedGatedMLP(FusedModule):
             child = module._modules.get(name)
             if child is None:
                 return f"has no {name}"
-            if any(getattr(child, hooks) for hooks in _HOOKS) or "forward" in child.__dict__:
+            if _runs_more(child) or child._backward_pre_hooks or child._backward_hooks:
                 return f"{name} has hooks or a forward of its own, which would not run"
             if name == cls.activation:
                 if activation_name(child) is None:
@@ -92,8 +93,13 @@ class FusedGatedMLP(FusedModule):
         self._unpack()
 
     def forward(self, x: Tensor) -> Tensor:
-        self.refuse_gradient(x, self._linear(2)._parameters["weight"])
-        packed: Packed = self.__dict__["packed"]
+        self.refuse_gradient(x, self._linear(2)._parameters.get("weight"))
+        packed: Packed | None = self.__dict__.get("packed")
+        if packed is None:
+            return super().forward(x)
+        self._refuse_what_would_not_run()
+        if x.stride(-1) != 1:
+            x = x.contiguous()
         if torch.is_autocast_enabled(x.device.type):
             out = self._run(x.to(packed.format.dtype), packed)
             return out.to(torch.get_autocast_dtype(x.device.type))
@@ -115,14 +121,28 @@ class FusedGatedMLP(FusedModule):
             down_bias=self._linear(2)._parameters["bias"],
         )
 
+    def _refuse_what_would_not_run(self) -> None:
+        for name in (*self.projections, self.activation):
+            child: Any = self._modules[name]
+            weight = child._parameters.get("weight")
+            if _runs_more(child) or (weight is not None and weight.numel() != 0):
+                raise RuntimeError(
+                    f"{type(self).__name__}: {name} has a weight or hooks that came after the "
+                    "patch and would not run; undo the patch first (load_state_dict and .to() "
+                    "work as they are)"
+                )
+
     def _linear(self, at: int) -> nn.Linear:
         return self._modules[self.projections[at]]  # type: ignore[return-value]
 
     def _pack(self) -> None:
         """Pack the weights and give the Parameters' memory back, gate and up before down.
 
-        So at most gate and up exist twice. On an error nothing has changed.
+        So at most gate and up exist twice. On an error, or where they cannot be packed, nothing
+        has changed.
         """
+        if self.obstacle(self, frozenset()) is not None:
+            return
         gate, up, down = (self._linear(at).weight for at in range(3))
         packed = Packed(
             ops.PackedFormat.of(gate.dtype),
@@ -149,11 +169,14 @@ class FusedGatedMLP(FusedModule):
         return_freed_memory()
 
     def _unpack(self) -> None:
-        """Give the Parameters their values back, then drop the packed ones."""
+        """Give the Parameters their values back, then drop the packed ones, if they are packed."""
+        if "packed" not in self.__dict__:
+            return
         weights = self._weights()
         with torch.inference_mode(self.__dict__["packed"].inference):
             for at in range(3):
-                self._linear(at).weight.data = weights[at]
+                if self._linear(at).weight.numel() == 0:  # else the user has given it another
+                    self._linear(at).weight.data = weights[at]
         del self.gate_up_packed, self.down_packed
         del self.__dict__["packed"]
         return_freed_memory()
@@ -170,25 +193,13 @@ class FusedGatedMLP(FusedModule):
                 ops.unpack_weight(down, format=packed.format, rows=cols, cols=rows),
             )
 
-    @contextmanager
-    def _unpacked(self) -> Iterator[None]:
-        """The weights in their Parameters for a while, packed again after it."""
-        self._unpack()
-        try:
-            yield
-        finally:
-            self._pack()
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """`.to()`, `.half()` and their like act on the weights themselves."""
-        probe = fn(self._linear(0).weight.data)
-        if (reason := _tensor_obstacle(probe)) is not None:
-            raise TypeError(
-                f"gate_up_silu_mlp: a patched MLP cannot be packed again, its weights "
-                f"{reason}; undo the patch first"
-            )
-        with self._unpacked():
+        self._unpack()
+        try:
             return super()._apply(fn, recurse)
+        finally:
+            self._pack()
 
     def state_dict(
         self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False
@@ -197,8 +208,10 @@ class FusedGatedMLP(FusedModule):
         state = super().state_dict(
             *args, destination=destination, prefix=prefix, keep_vars=keep_vars
         )
-        for name, weight in zip(self.projections, self._weights()):
-            state[f"{prefix}{name}.weight"] = weight
+        if "packed" in self.__dict__:
+            for name, weight in zip(self.projections, self._weights()):
+                if state[f"{prefix}{name}.weight"].numel() == 0:
+                    state[f"{prefix}{name}.weight"] = weight
         return state
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -215,7 +228,9 @@ class FusedGatedMLP(FusedModule):
 
     def extra_repr(self) -> str:
         packed: Packed | None = self.__dict__.get("packed")
-        return "" if packed is None else f"packed {packed.format.name}, {packed.activation}"
+        if packed is None:
+            return f"not packed: {self.obstacle(self, frozenset())}"
+        return f"packed {packed.format.name}, {packed.activation}"
 
 
 def _pack_after_load(module: FusedGatedMLP, incompatible_keys: object) -> None:
@@ -230,6 +245,11 @@ def activation_name(act: nn.Module | None) -> str | None:
     if kind.__module__ == "transformers.activations":
         return _TRANSFORMERS_ACTIVATIONS.get(kind.__name__)
     return None
+
+
+def _runs_more(child: Any) -> bool:
+    """Whether calling `child`, in inference, runs more than the forward of its class."""
+    return bool(child._forward_pre_hooks or child._forward_hooks or "forward" in child.__dict__)
 
 
 def _linear_obstacle(linear: nn.Module, shared: frozenset[int]) -> str | None:

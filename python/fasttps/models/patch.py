@@ -156,6 +156,8 @@ def patch(
       is the model plus one MLP. Meanwhile the same Parameters hang in the model, empty, so
       `num_parameters()` does not count them; `state_dict()`, `save_pretrained()` and
       `load_state_dict()` still deal in the original keys and values, and `.to(dtype)` repacks.
+      What would not run is refused (a weight that is assigned, a hook on a projection); but an
+      edit in place of an empty Parameter does nothing.
     - Inference only: call the model under `torch.no_grad()` or `torch.inference_mode()`
       (`generate` does).
     - With `fasttps.StaticKVCache`, RoPE, the cache write and attention are one op; with any other
