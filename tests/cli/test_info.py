@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 
 import fasttps
 from fasttps.cli.errors import ExitCode
+from fasttps.cli.info import isa_rows
 from tests.support.command import Ran, run_process
 
 Run = Callable[..., Ran]
@@ -34,6 +36,33 @@ def test_info_names_the_active_isa_and_what_the_others_lack(run: Run) -> None:
         lacking = fasttps.isa.missing(isa)
         assert ("cannot run" in line) == bool(lacking)
         assert all(feature in line for feature in lacking)
+
+
+def test_a_wrong_fasttps_isa_is_marked_and_the_rest_is_told() -> None:
+    ran = run_process("info", FASTTPS_ISA="nonsense")
+    assert ran.code == ExitCode.OK, ran.err
+    (line,) = [line for line in ran.out.splitlines() if "FASTTPS_ISA" in line]
+    assert line.startswith("instruction set 'nonsense': is unknown")
+    assert "instruction set scalar: runs" in ran.out.splitlines()
+    assert "device cpu: " in ran.out
+    assert "built with: " in ran.out
+
+
+def test_a_fasttps_isa_that_this_cpu_lacks_is_marked_in_its_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def active() -> str:
+        raise ValueError("FASTTPS_ISA: this CPU runs scalar; got 'avx512'")
+
+    monkeypatch.setenv("FASTTPS_ISA", "avx512")
+    monkeypatch.setattr("fasttps.isa.known", lambda: ["avx512", "scalar"])
+    monkeypatch.setattr("fasttps.isa.available", lambda: ["scalar"])
+    monkeypatch.setattr("fasttps.isa.active", active)
+    monkeypatch.setattr("fasttps.isa.missing", {"avx512": ["avx512f"], "scalar": []}.get)
+    wanted, scalar = isa_rows()
+    assert wanted[::2] == ("avx512", "avx512f")
+    assert wanted[1].startswith("cannot run, but FASTTPS_ISA names it")
+    assert scalar == ("scalar", "runs", "")
 
 
 def test_the_cpu_is_found_and_other_devices_say_what_they_miss(run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes.util
 import importlib.metadata
+import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,12 +50,22 @@ def run() -> None:
 
 
 def isa_rows() -> list[tuple[str, str, str]]:
-    """Each instruction set of this build: its name, its state, what the CPU lacks for it."""
-    active, runnable = fasttps.isa.active(), fasttps.isa.available()
-    state = {name: "active" if name == active else "runs" for name in runnable}
+    """Each instruction set of this build: its name, its state, what the CPU lacks for it.
+
+    Where FASTTPS_ISA names one that cannot run here, none is active and the one named says so.
+    """
+    known = fasttps.isa.known()
+    state = dict.fromkeys(known, "cannot run")
+    state.update(dict.fromkeys(fasttps.isa.available(), "runs"))
+    try:
+        state[fasttps.isa.active()] = "active"
+    except ValueError:
+        wanted = os.environ.get("FASTTPS_ISA", "")
+        name, why = (wanted, "cannot run") if wanted in known else (repr(wanted), "is unknown")
+        state[name] = f"{why}, but FASTTPS_ISA names it: nothing runs until that is changed"
     return [
-        (name, state.get(name, "cannot run"), ", ".join(fasttps.isa.missing(name)))
-        for name in fasttps.isa.known()
+        (name, text, ", ".join(fasttps.isa.missing(name)) if name in known else "")
+        for name, text in state.items()
     ]
 
 
