@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,8 @@ def assert_broken(ran: Ran, *words: str) -> None:
         ["--temperature", "-0.1"],
         ["--temperature", "nan"],
         ["--temperature", "inf"],
+        ["--temperature", "1e-300"],
+        ["--temperature", "1e300"],
         ["--temperature", "1", "--top-p", "0"],
         ["--temperature", "1", "--top-p", "1.5"],
         ["--temperature", "1", "--top-p", "nan"],
@@ -106,6 +109,28 @@ def test_a_wrong_path_in_a_process() -> None:
     ran = run_process("generate", "--model", "/no/such/model", "hello")
     assert_broken(ran, "/no/such/model")
     assert ran.err.count("\n") == 1
+
+
+def test_no_command_shows_the_help_and_no_empty_error_line(run: Run) -> None:
+    ran = run()
+    assert (ran.code, ran.err) == (ExitCode.USAGE, "")
+    assert ran.out == run("--help").out
+    assert "generate" in ran.out
+
+
+def test_a_pipe_for_a_model_does_not_hang(run: Run, tmp_path: Path) -> None:
+    pipe = tmp_path / "tiny.gguf"
+    os.mkfifo(pipe)
+    writer = os.open(pipe, os.O_RDWR)
+    try:
+        os.write(writer, bytes(64))  # whoever reads it nevertheless fails here and does not hang
+        assert_broken(run("generate", "--model", pipe, "hello"), "tiny.gguf", "regular file")
+    finally:
+        os.close(writer)
+
+
+def test_a_path_longer_than_paths_may_be(run: Run, tmp_path: Path) -> None:
+    assert_broken(run("generate", "--model", tmp_path / ("x" * 300), "hello"), "cannot read")
 
 
 def test_a_hub_name_is_not_fetched(run: Run) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fasttps.cli.app import MAX_TEMPERATURE, MIN_TEMPERATURE
 from fasttps.cli.errors import ExitCode
 from tests.support import tiny_folder
 from tests.support.command import Ran, process_environment, run_process
@@ -97,6 +100,25 @@ def test_a_dash_reads_standard_input(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"two\nlines\n")))
     ran = run("generate", "--model", llama_folder, *EXACT, "--no-chat", "-")
     assert ran.out == expected(llama_folder, "two\nlines")
+
+
+def test_a_utf8_argument_is_understood_in_the_c_locale(llama_folder: Path) -> None:
+    asked = ("generate", "--model", llama_folder, *EXACT, "--no-chat", "héllo")
+    ran = run_process(*asked, PYTHONUTF8="0", LC_ALL="C")
+    assert ran.code == ExitCode.OK, ran.err
+    assert ran.out == expected(llama_folder, "héllo").encode("ascii", "replace").decode()
+
+
+@pytest.mark.parametrize("temperature", [MIN_TEMPERATURE, MAX_TEMPERATURE])
+def test_the_outermost_temperatures_draw_where_a_token_is_suppressed(
+    run: Run, llama_folder: Path, tmp_path: Path, temperature: float
+) -> None:
+    folder = shutil.copytree(llama_folder, tmp_path / "copy")
+    defaults = json.loads((folder / "generation_config.json").read_text())
+    defaults["suppress_tokens"] = [5]
+    (folder / "generation_config.json").write_text(json.dumps(defaults))
+    ran = run("generate", "--model", folder, *EXACT, "hello", "--temperature", temperature)
+    assert ran.code == ExitCode.OK, ran.err
 
 
 def test_the_chat_template_is_used_unless_told_otherwise(run: Run, llama_folder: Path) -> None:

@@ -6,7 +6,6 @@ The modules are imported when their command runs: transformers takes seconds to 
 from __future__ import annotations
 
 import enum
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,6 @@ from fasttps.cli.errors import CliError, ExitCode
 app = typer.Typer(
     name="fasttps",
     help="Decoder-only language models, fast in the token phase. Nothing is fetched from a hub.",
-    no_args_is_help=True,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=(
@@ -25,6 +23,10 @@ app = typer.Typer(
         "4 unsupported model, 5 answers disagree (demo), 6 a package is missing, 130 interrupted."
     ),
 )
+
+# Logits are divided by it in float32. Far below, they overflow; far above, it does itself, and the
+# -inf of a token that is never drawn becomes NaN.
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
 
 
 class Dtype(enum.StrEnum):
@@ -48,13 +50,16 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(ExitCode.USAGE)
 
 
 @app.command()
@@ -65,7 +70,11 @@ def generate(
     ] = None,
     max_new_tokens: MaxNewTokens = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Draw tokens at this temperature; 0, greedy, by default.")
+        float | None,
+        typer.Option(
+            help="Draw tokens at this temperature, "
+            f"{MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}; 0, greedy, by default."
+        ),
     ] = None,
     top_p: Annotated[
         float | None,
@@ -132,8 +141,12 @@ def info() -> None:
 
 
 def _check_sampling(temperature: float | None, top_p: float | None) -> None:
-    if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
-        raise CliError(ExitCode.USAGE, f"--temperature must be 0 or more, got {temperature}")
+    if temperature and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
+        raise CliError(
+            ExitCode.USAGE,
+            f"--temperature must be 0, or from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}; "
+            f"got {temperature:g}",
+        )
     if top_p is None:
         return
     if not 0 < top_p <= 1:

@@ -46,7 +46,7 @@ def run(prompt: str, max_new_tokens: int | None, dtype: str) -> None:
     """
     reporter = Reporter()
     path = smollm2_path()
-    checked(prompt)
+    prompt = checked(prompt)
     check_isa()
     loaded = load(path, getattr(torch, dtype), reporter)
     inputs = encode(loaded, prompt, chat=True)

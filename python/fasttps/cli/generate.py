@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections.abc import Callable
@@ -99,7 +100,10 @@ def read_prompt(prompt: str | None) -> str:
 
 
 def checked(prompt: str) -> str:
-    """The prompt.
+    """The prompt as text.
+
+    Bytes of an argument that the locale cannot decode reach Python as lone surrogates; in the C
+    locale that is all but ASCII. They are decoded once more, as UTF-8.
 
     Raises:
         CliError: USAGE: it is empty, or held bytes that are not UTF-8.
@@ -108,9 +112,13 @@ def checked(prompt: str) -> str:
         raise CliError(ExitCode.USAGE, "the prompt is empty")
     try:
         prompt.encode("utf-8")
-    except UnicodeEncodeError as error:  # how Python hands on such bytes of an argument
+        return prompt
+    except UnicodeEncodeError:
+        pass
+    try:
+        return os.fsencode(prompt).decode("utf-8")
+    except UnicodeError as error:
         raise CliError(ExitCode.USAGE, "the prompt is not UTF-8") from error
-    return prompt
 
 
 def write_out(text: str) -> None:

@@ -70,18 +70,23 @@ def source(path: Path) -> dict[str, Any]:
         CliError: BROKEN_MODEL: `path` is neither.
     """
     offline = {"local_files_only": True, "trust_remote_code": False}
-    if not path.exists():
+    if not _check(path, Path.exists):
         raise CliError(
             ExitCode.BROKEN_MODEL,
             f"no file or folder {path}; a model is given by its path and never fetched",
         )
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if not _check(path / "config.json", Path.is_file):
             files = sorted(found.name for found in path.glob("*.gguf"))
             hint = f"; it holds {files[0]}, which can be named itself" if files else ""
             raise CliError(ExitCode.BROKEN_MODEL, f"folder {path} has no config.json{hint}")
         _check(path / "config.json", _check_json_object)
         return {"pretrained_model_name_or_path": str(path), **offline}
+    if not path.is_file():  # to open a pipe would wait for a writer
+        raise CliError(
+            ExitCode.BROKEN_MODEL,
+            f"{path} is neither a folder nor a regular file; a model is read more than once",
+        )
     if not _check(path, is_gguf):
         raise CliError(
             ExitCode.BROKEN_MODEL, f"{path} is neither a HuggingFace folder nor a GGUF file"
