@@ -142,6 +142,19 @@ def test_two_models_in_one_process_one_patched():
     assert one.config is config
 
 
+def test_edits_of_the_config_outlive_the_patch():
+    """They were made on a copy that undo dropped: the vocabulary shrank back."""
+    model = tiny_llama()
+    config = model.config
+    with fasttps.patch(model):
+        model.resize_token_embeddings(101)
+        model.config.use_cache = False
+        model.config.of_the_user = 1
+    assert model.config is config and model.model.config is config
+    assert (config.vocab_size, config.use_cache, config.of_the_user) == (101, False, 1)
+    assert config._attn_implementation == "sdpa"
+
+
 def test_no_global_of_transformers_changes():
     from transformers.models.llama import modeling_llama
 

@@ -1,7 +1,8 @@
 """Model families that `fasttps.patch` knows, one file each, imported when a model needs them.
 
 A family file offers `FUSED`, the classes that its modules become (see `patch.FusedModule`), and
-`attribute_changes(model, fused)`, what else of the model has to change for them.
+`change_model(model, plan, changes)`, which changes what else of the model has to, and puts on
+`changes` what undoes it.
 A new family is a new file and a row here.
 """
 

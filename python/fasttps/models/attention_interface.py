@@ -12,7 +12,8 @@ import importlib.abc
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -96,23 +97,32 @@ class _RegisteringLoader(importlib.abc.Loader):
             )
 
 
-def config_changes(
-    model: nn.Module, attentions: Iterable[nn.Module]
-) -> Iterator[tuple[nn.Module, str, Any]]:
-    """Copies of the attentions' configs that name our attention, for every module that uses them.
+def choose_attention(model: nn.Module, attentions: Iterable[nn.Module], changes: ExitStack) -> None:
+    """Give the attentions, and every module that shares their config, a copy that names ours.
 
-    The config objects themselves stay as they are: another model may hold them.
+    The config objects themselves stay as they are: another model may hold them. What the user
+    sets on a copy meanwhile goes to its original as `changes` are undone.
     """
     copies: dict[int, Any] = {}
     for attention in attentions:
         config: Any = attention.config
         if id(config) not in copies:
-            copies[id(config)] = copy.copy(config)
-            copies[id(config)]._attn_implementation_internal = NAME
+            copies[id(config)] = ours = copy.copy(config)
+            ours._attn_implementation_internal = NAME
+            changes.callback(_bring_edits, ours, config, dict(vars(ours)))
     for module in model.modules():
         config = module.__dict__.get("config")
         if id(config) in copies:
-            yield module, "config", copies[id(config)]
+            changes.callback(setattr, module, "config", config)
+            module.config = copies[id(config)]
+
+
+def _bring_edits(edited: Any, config: Any, before: dict[str, Any]) -> None:
+    """To `config`, what was set on `edited` since it was `before`; but not the attention."""
+    for name, value in vars(edited).items():
+        is_new = name not in before or value is not before[name]
+        if is_new and name != "_attn_implementation_internal":
+            setattr(config, name, value)
 
 
 def fasttps_attention_forward(

@@ -5,7 +5,8 @@ Imported when a model has Llama layers, so transformers is loaded already.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -109,9 +110,11 @@ attention_interface.register_attention()
 FUSED: tuple[type[FusedModule], ...] = (FusedLlamaMLP, FusedLlamaAttention)
 
 
-def attribute_changes(
-    model: nn.Module, plan: Iterable[tuple[str, nn.Module, type[FusedModule]]]
-) -> Iterator[tuple[nn.Module, str, Any]]:
+def change_model(
+    model: nn.Module,
+    plan: Iterable[tuple[str, nn.Module, type[FusedModule]]],
+    changes: ExitStack,
+) -> None:
     """The configs through which the fused attentions ask for their mask and attention."""
     attentions = [module for _, module, fused in plan if fused is FusedLlamaAttention]
-    yield from attention_interface.config_changes(model, attentions)
+    attention_interface.choose_attention(model, attentions, changes)

@@ -117,7 +117,10 @@ class Patch:
         self._changes = changes
 
     def undo(self) -> None:
-        """Restore every module bit for bit, with its own Parameters. A second call does nothing."""
+        """Restore every module bit for bit, with its own Parameters. A second call does nothing.
+
+        What you changed meanwhile stays changed: weights, and fields of the config.
+        """
         self._changes.close()
 
     def report(self) -> PatchReport:
@@ -198,9 +201,7 @@ def patch(
     with ExitStack() as changes:  # unwinds what was done if anything below raises
         families = dict.fromkeys(_family(module) for _, module, _ in plan)
         for family in filter(None, families):
-            for owner, attribute, value in family.attribute_changes(model, plan):
-                changes.callback(setattr, owner, attribute, getattr(owner, attribute))
-                setattr(owner, attribute, value)
+            family.change_model(model, plan, changes)
         for done, (name, module, fused) in enumerate(plan, start=1):
             _fuse(module, fused)
             changes.callback(_unfuse, module, fused.replaces)
