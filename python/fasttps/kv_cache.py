@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from fasttps import ops
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_INT64_MAX = 2**63 - 1
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
 
@@ -72,6 +75,7 @@ class StaticKVLayer(CacheLayerMixin):
         self.max_cache_len = max_seq_len  # transformers' name
         self._steps = steps
         self._index = index
+        self._kind: tuple[Any, ...] | None = None  # the arguments of the last _allocate
 
     @property
     def filled(self) -> int:
@@ -84,13 +88,15 @@ class StaticKVLayer(CacheLayerMixin):
     def reserve(self, key: Tensor, value: Tensor) -> Tensor:
         """Make sure that the rows of key and value fit; the caller writes them and adds to filled.
 
-        key, value: [batch, new_tokens, num_kv_heads, head_dim].
+        key, value: [batch, new_tokens, num_kv_heads, head_dim]. Memory for others is given up if
+        nothing is in it.
 
         Returns:
             `seq_lens`, the slot of the first new row.
 
         Raises:
-            ValueError: there is no room for them. Nothing was written.
+            ValueError: there is no room for them, or others are in the cache.
+            TypeError: their dtype cannot be kept. Nothing was written.
         """
         start = self._steps.start(self._index)
         wanted = start + key.size(1)
@@ -101,19 +107,36 @@ class StaticKVLayer(CacheLayerMixin):
                 f"StaticKVCache(config, max_seq_len={wanted}), and with speculative decoding leave "
                 "room for the drafts too"
             )
-        if not self.is_initialized:
-            self._allocate(key.size(0), key.size(2), key.size(3), value.size(3), key)
+        kind = (key.size(0), key.size(2), key.size(3), value.size(3), key.dtype, key.device)
+        if kind != self._kind:
+            if start > 0:
+                raise ValueError(
+                    "StaticKVCache: key wanted (batch, num_kv_heads, head_dim, v_head_dim, dtype, "
+                    f"device) = {self._kind} like the {start} tokens in the cache, got {kind}; "
+                    "reset() makes room for another prompt"
+                )
+            self._allocate(*kind)
         return self._steps.seq_lens(start, key.device)
 
     def _allocate(
-        self, batch: int, num_kv_heads: int, k_head_dim: int, v_head_dim: int, like: Tensor
+        self,
+        batch: int,
+        num_kv_heads: int,
+        k_head_dim: int,
+        v_head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
+        if dtype not in _DTYPES:
+            raise TypeError(f"StaticKVCache: key wanted float32, bfloat16 or float16, got {dtype}")
         slots = (batch, num_kv_heads, self.max_seq_len)
         # Not inference tensors, so that a cache filled in inference mode can be used outside.
         with torch.inference_mode(False):
-            self.keys = torch.empty(*slots, k_head_dim, dtype=like.dtype, device=like.device)
-            self.values = torch.empty(*slots, v_head_dim, dtype=like.dtype, device=like.device)
-        self.dtype, self.device = like.dtype, like.device
+            keys = torch.empty(*slots, k_head_dim, dtype=dtype, device=device)
+            values = torch.empty(*slots, v_head_dim, dtype=dtype, device=device)
+        self.keys, self.values = keys, values
+        self.dtype, self.device = dtype, device
+        self._kind = (batch, num_kv_heads, k_head_dim, v_head_dim, dtype, device)
         self.batch_size = self.max_batch_size = batch
         self.is_initialized = True
 
@@ -121,7 +144,9 @@ class StaticKVLayer(CacheLayerMixin):
         """Allocate for keys [batch, num_kv_heads, any, head_dim] like these."""
         batch, num_kv_heads, _, head_dim = key_states.shape
         v_head_dim = head_dim if value_states is None else value_states.size(3)
-        self._allocate(batch, num_kv_heads, head_dim, v_head_dim, key_states)
+        self._allocate(
+            batch, num_kv_heads, head_dim, v_head_dim, key_states.dtype, key_states.device
+        )
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -191,7 +216,9 @@ class StaticKVLayer(CacheLayerMixin):
             return
         keys = choose(self.keys[:, :, : self.filled])
         values = choose(self.values[:, :, : self.filled])
-        self._allocate(keys.size(0), keys.size(1), keys.size(3), values.size(3), keys)
+        self._allocate(
+            keys.size(0), keys.size(1), keys.size(3), values.size(3), keys.dtype, keys.device
+        )
         self.keys[:, :, : self.filled].copy_(keys)
         self.values[:, :, : self.filled].copy_(values)
 
@@ -208,7 +235,8 @@ class StaticKVCache(Cache):
 
     Memory is taken with the first tokens, in their dtype (float32, bfloat16 or float16) and for
     their batch, and in full: 2 * layers * batch * num_kv_heads * max_seq_len * head_dim elements;
-    `reset()` keeps it for the next prompt. A layer with a sliding window keeps all tokens too.
+    `reset()` keeps it for the next prompt, if that is of the same batch and dtype. A layer with a
+    sliding window keeps all tokens too.
     """
 
     def __init__(self, config: Any, max_seq_len: int) -> None:
@@ -219,11 +247,20 @@ class StaticKVCache(Cache):
                 prompt lookup the drafts of one step too.
 
         Raises:
-            ValueError: max_seq_len is not positive, or a layer keeps something other than keys
-                and values.
+            ValueError: max_seq_len is not positive or past int64, or a layer keeps something
+                other than keys and values.
+            TypeError: max_seq_len is not an integer.
         """
-        if max_seq_len < 1:
-            raise ValueError(f"StaticKVCache: max_seq_len wanted at least 1, got {max_seq_len}")
+        if isinstance(max_seq_len, bool) or not hasattr(max_seq_len, "__index__"):
+            raise TypeError(
+                f"StaticKVCache: max_seq_len wanted an int, got {type(max_seq_len).__name__}"
+            )
+        max_seq_len = operator.index(max_seq_len)
+        if not 1 <= max_seq_len <= _INT64_MAX:
+            raise ValueError(
+                f"StaticKVCache: max_seq_len wanted at least 1 and at most {_INT64_MAX}, got "
+                f"{max_seq_len}"
+            )
         config = config.get_text_config(decoder=True)
         other = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
         if other:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fasttps
+from tests.support.errors import bits
 from tests.support.llama import generate, left_padded, logits, prompt, tiny_config, tiny_llama
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -196,21 +197,56 @@ def test_drafts_need_room_of_their_own():
             generate(model, ids, cache=small, prompt_lookup_num_tokens=3)
 
 
+def fill_with_others(cache, wrong, new_tokens=2):
+    """Tokens of another batch, dtype or number of heads than a tiny model's of batch 1."""
+    keys, values = rows(1 + (wrong == "batch"), new_tokens)
+    if wrong == "heads":
+        keys, values = keys.repeat(1, 2, 1, 1), values.repeat(1, 2, 1, 1)
+    dtype = torch.bfloat16 if wrong == "dtype" else torch.float32
+    for layer in range(LAYERS):
+        cache.update(keys.to(dtype), values.to(dtype), layer)
+
+
 @pytest.mark.parametrize("patched", [True, False])
 @pytest.mark.parametrize("wrong", ["batch", "dtype", "heads"])
-def test_a_cache_of_another_shape_is_refused(patched, wrong):
+def test_a_cache_with_tokens_of_another_shape_is_refused(patched, wrong):
     model = tiny_llama()
     patch = fasttps.patch(model) if patched else None
     cache = fasttps.StaticKVCache(model.config, 10)
-    batch, heads = 1 + (wrong == "batch"), KV_HEADS + (wrong == "heads")
-    dtype = torch.bfloat16 if wrong == "dtype" else torch.float32
-    cache.early_initialization(batch, heads, HEAD_DIM, dtype, torch.device("cpu"))
-    error = TypeError if wrong == "dtype" else ValueError
-    with pytest.raises(error, match=r"k_cache|key|num_kv_heads"):
+    fill_with_others(cache, wrong)
+    before = [layer.keys.clone() for layer in cache.layers]
+    with pytest.raises(ValueError, match=r"^StaticKVCache: .* like the 2 tokens in the cache"):
         logits(model, prompt(1, 3), cache=cache)
-    assert cache.get_seq_length() == 0
+    assert cache.get_seq_length() == 2
+    assert all(torch.equal(bits(x.keys), bits(old)) for x, old in zip(cache.layers, before))
     if patch is not None:
         patch.undo()
+
+
+@pytest.mark.parametrize("patched", [True, False])
+@pytest.mark.parametrize("wrong", ["batch", "dtype", "heads"])
+@pytest.mark.parametrize("how", ["reset", "crop"])
+def test_an_emptied_cache_takes_a_prompt_of_another_shape(patched, wrong, how):
+    """The first step pinned its batch and dtype for good."""
+    model = tiny_llama()
+    patch = fasttps.patch(model) if patched else None
+    wanted = generate(model, prompt(1, 3))
+    cache = fasttps.StaticKVCache(model.config, 15)
+    fill_with_others(cache, wrong)
+    cache.reset() if how == "reset" else cache.crop(-2)
+    assert torch.equal(generate(model, prompt(1, 3), cache=cache), wanted)
+    if patch is not None:
+        patch.undo()
+
+
+def test_a_first_step_that_failed_pins_nothing():
+    cache = cache_of()
+    keys, values = rows(3, 2)
+    with pytest.raises(TypeError, match=r"^StaticKVCache: key wanted float32.*float64"):
+        cache.update(keys.double(), values.double(), 0)
+    assert not cache.is_initialized
+    append(cache, 2)
+    assert held(cache, 2) == [[10, 11], [20, 21], [30, 31]]
 
 
 @pytest.mark.parametrize("patched", [True, False])
@@ -296,9 +332,14 @@ def test_slots_past_the_length_never_contribute():
         assert torch.equal(generate(model, prompt(2, 9), cache=cache), theirs)
 
 
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="max_seq_len wanted at least 1, got 0"):
-        cache_of(0)
+@pytest.mark.parametrize("max_seq_len", [3.5, float("nan"), True, "3", None, 0, -1, 2**70])
+def test_max_seq_len_is_a_number_of_tokens(max_seq_len):
+    error = ValueError if type(max_seq_len) is int else TypeError
+    with pytest.raises(error, match=r"^StaticKVCache: max_seq_len wanted a"):
+        cache_of(max_seq_len)
+
+
+def test_layers_that_keep_something_else():
     config = tiny_config()
     config.layer_types = ["full_attention", "linear_attention", "full_attention"]
     with pytest.raises(ValueError, match=r"attention layers only, got \['linear_attention'\]"):
