@@ -58,6 +58,18 @@ def test_packed_weights_are_copied(kind):
 
 
 @pytest.mark.parametrize("kind", COPIES)
+def test_a_copy_that_has_no_patch_to_undo_says_the_way_out(kind):
+    model, fresh = tiny_llama(), tiny_llama(1)
+    theirs = logits(model, prompt(2, 9))
+    with fasttps.patch(model):
+        other = COPIES[kind](model)
+    with pytest.raises(fasttps.PatchError, match=r"load its state_dict\(\) into a fresh model"):
+        fasttps.patch(other)
+    fresh.load_state_dict(other.state_dict())
+    assert torch.equal(logits(fresh, prompt(2, 9)), theirs)
+
+
+@pytest.mark.parametrize("kind", COPIES)
 def test_a_copy_after_undo_is_unpatched(kind):
     model = tiny_llama()
     theirs = logits(model, prompt(2, 9))

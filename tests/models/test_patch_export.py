@@ -43,6 +43,28 @@ def test_prefill_without_a_cache(patched):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=ATOL_F32)
 
 
+MASKS = {
+    "none": None,
+    "padding": torch.tensor([[0] + [1] * 8]),
+    "additive": torch.full((1, 1, 9, 9), -torch.inf).triu(1),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("static", [False, True])
+def test_tensors_without_values(patched, mask, static):
+    """A fake mask has a shape and no values: it cannot be asked how far it sees."""
+    from torch._subclasses import FakeTensorMode
+
+    model, theirs = patched
+    options = {cache_name(model): fasttps.StaticKVCache(model.config, 12)} if static else {}
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        if MASKS[mask] is not None:
+            options["attention_mask"] = fake.from_tensor(MASKS[mask])
+        ours = model(fake.from_tensor(prompt(1, 9)), use_cache=static, **options).logits
+    assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+
+
 def test_decode_with_a_static_cache_that_is_half_filled(patched):
     """Elsewhere the exported program ignored what was in the cache."""
     from transformers import GenerationConfig

@@ -230,6 +230,15 @@ def test_patching_twice():
     fasttps.patch(model).undo()
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"attention": "no"}, {"mlp": None}, {"mlp": 1}, {"progress": 3}], ids=str
+)
+def test_arguments_of_another_type(wrong):
+    """ "no" was taken for yes."""
+    (name,) = wrong
+    unchanged_after(tiny_llama(), TypeError, f"^patch: {name} wanted a", **wrong)
+
+
 def test_training_mode():
     unchanged_after(tiny_llama().train(), fasttps.PatchError, r"training mode.*eval\(\)")
 

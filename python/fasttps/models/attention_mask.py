@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 
 def bool_mask(mask: Any, new_tokens: int) -> Tensor | None:
@@ -36,6 +37,8 @@ def bool_mask(mask: Any, new_tokens: int) -> Tensor | None:
 
 def _from_additive(mask: Tensor) -> Tensor:
     attend = mask == 0
+    if _has_no_values(mask) and not torch.compiler.is_compiling():
+        return attend
     blocked = mask <= torch.finfo(mask.dtype).min / 2
     other = mask[~(attend | blocked)]
     if other.numel() > 0:
@@ -49,8 +52,12 @@ def _from_additive(mask: Tensor) -> Tensor:
 def is_within_diagonal(mask: Tensor, query_start: int) -> bool:
     """Whether no query i may see past key query_start + i, so that the op may skip the rest.
 
-    A graph does not look at values: there the mask is not known to be.
+    A graph does not look at values, and some tensors have none: there it is not known.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _has_no_values(mask):
         return False
     return not bool(mask.triu(query_start + 1).any())
+
+
+def _has_no_values(mask: Tensor) -> bool:
+    return mask.is_meta or is_fake(mask)

@@ -174,18 +174,26 @@ def patch(
     Raises:
         PatchError: already patched, in training mode, or nothing could be fused. Nothing was
             changed.
-        TypeError: `model` is not an nn.Module.
+        TypeError: `model` is not an nn.Module, or another argument of another type.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"patch: model wanted an nn.Module, got {type(model).__name__}")
+    parts = {"attention": attention, "mlp": mlp}
+    for name, wanted in parts.items():
+        if not isinstance(wanted, bool):
+            raise TypeError(f"patch: {name} wanted a bool, got {type(wanted).__name__}")
+    if progress is not None and not callable(progress):
+        raise TypeError(f"patch: progress wanted a callable, got {type(progress).__name__}")
     kind = type(model).__name__
     for name, module in model.named_modules():
         if isinstance(module, FusedModule):
-            raise PatchError(f"patch: {kind} is already patched ({name}); undo that patch first")
+            raise PatchError(
+                f"patch: {kind} is already patched ({name}); undo that patch first (a copy of a "
+                "patched model has none: load its state_dict() into a fresh model)"
+            )
     if model.training:
         raise PatchError(f"patch: {kind} is in training mode; fasttps is for inference: eval() it")
 
-    parts = {"attention": attention, "mlp": mlp}
     found = list(_find(model, parts))
     plan = [(name, module, fused) for name, module, fused, reason in found if reason is None]
     report = PatchReport(
