@@ -60,13 +60,17 @@ void check_sizes(const char* op, const char* arg, const at::Tensor& t, const cha
                     ", got ", t.sizes());
 }
 
+std::string dtype_name(at::ScalarType type) { return std::string(c10::getDtypeNames(type).first); }
+
 void check_dtype(const char* op, const char* arg, const at::Tensor& t,
                  std::initializer_list<at::ScalarType> wanted) {
+  std::vector<std::string> names;
   for (const at::ScalarType type : wanted) {
     if (t.scalar_type() == type) return;
+    names.push_back(dtype_name(type));
   }
-  TORCH_CHECK_TYPE(false, op, ": ", arg, " must be ", c10::Join(" or ", wanted), ", got ",
-                   t.scalar_type());
+  TORCH_CHECK_TYPE(false, op, ": ", arg, " must be ", c10::Join(" or ", names), ", got ",
+                   dtype_name(t.scalar_type()));
 }
 
 void check_float_dtype(const char* op, const char* arg, const at::Tensor& t) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <initializer_list>
+#include <string>
 
 // Checks that all ops share. Each names the op, the argument, what was wanted and what came.
 // ValueError: shape, value, stride. TypeError: dtype, device.
@@ -24,6 +25,9 @@ std::array<int64_t, kRank> dims(const char* op, const char* arg, const at::Tenso
 // `t` has exactly the sizes `wanted`, whose meaning is `layout`.
 void check_sizes(const char* op, const char* arg, const at::Tensor& t, const char* layout,
                  at::IntArrayRef wanted);
+
+// As Python spells it: int64, bfloat16.
+std::string dtype_name(at::ScalarType type);
 
 void check_dtype(const char* op, const char* arg, const at::Tensor& t,
                  std::initializer_list<at::ScalarType> wanted);

@@ -57,7 +57,8 @@ GateUpSiluMlpShape check_gate_up_silu_mlp(const GateUpSiluMlpArgs& args) {
   check_packed(kOp, "down", args.down, down, packed_panels(hidden_size), intermediate_size,
                args.down_group_size);
   TORCH_CHECK_TYPE(x.scalar_type() == format_dtype(gate_up), kOp, ": x must be ",
-                   format_dtype(gate_up), " like the gate_up weight, got ", x.scalar_type());
+                   dtype_name(format_dtype(gate_up)), " like the gate_up weight, got ",
+                   dtype_name(x.scalar_type()));
   TORCH_CHECK_TYPE(down == gate_up, kOp, ": down_format must be that of gate_up, ",
                    args.gate_up_format, ", got ", args.down_format);
   check_same_device(kOp, "gate_up", args.gate_up, "x", x);

@@ -15,7 +15,7 @@ void check_scale(const char* op, const char* arg, const std::optional<at::Tensor
                  const at::Tensor& k_cache, bool written) {
   if (k_cache.scalar_type() != at::kChar) {
     TORCH_CHECK_TYPE(!scale.has_value(), op, ": ", arg, " goes with int8 caches, got ",
-                     k_cache.scalar_type(), " caches");
+                     dtype_name(k_cache.scalar_type()), " caches");
     return;
   }
   TORCH_CHECK_VALUE(scale.has_value(), op, ": ", arg,

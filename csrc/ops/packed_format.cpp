@@ -38,7 +38,7 @@ void check_packed(const char* op, const char* arg, const at::Tensor& packed, Pac
                   int64_t panels, int64_t cols, int64_t group_size) {
   TORCH_CHECK_TYPE(packed.scalar_type() == at::kByte, op, ": ", arg,
                    " must be a packed weight (uint8, from pack_weight or pack_gate_up), got ",
-                   packed.scalar_type(), " ", packed.sizes());
+                   dtype_name(packed.scalar_type()), " ", packed.sizes());
   const int64_t wanted = panels * packed_panel_bytes(format, cols);
   TORCH_CHECK_VALUE(packed.dim() == 1 && element_count(packed) == wanted, op, ": ", arg,
                     " must be a packed weight of [", wanted, "] bytes (", panels,

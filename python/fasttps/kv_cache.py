@@ -103,9 +103,9 @@ class StaticKVLayer(CacheLayerMixin):
         if wanted > self.max_seq_len:
             raise ValueError(
                 f"StaticKVCache: max_seq_len wanted at least {wanted} ({start} tokens are in "
-                f"the cache, {key.size(1)} come), got {self.max_seq_len}; make a larger one with "
-                f"StaticKVCache(config, max_seq_len={wanted}), and with speculative decoding leave "
-                "room for the drafts too"
+                f"the cache, {key.size(1)} come), got {self.max_seq_len}; make a larger one, "
+                "StaticKVCache(config, max_seq_len=...), for the prompt and all new tokens, with "
+                "speculative decoding for the drafts too"
             )
         kind = (key.size(0), key.size(2), key.size(3), value.size(3), key.dtype, key.device)
         if kind != self._kind:

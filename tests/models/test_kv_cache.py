@@ -152,7 +152,7 @@ def test_overflow_is_an_error_before_anything_is_written(filled, new_tokens):
     cache.crop(-(8 - filled))
     before = [layer.keys.clone() for layer in cache.layers]
     wanted = filled + new_tokens
-    with pytest.raises(ValueError, match=rf"at least {wanted} .*got 8; .*max_seq_len={wanted}\)"):
+    with pytest.raises(ValueError, match=rf"at least {wanted} .*got 8; make a larger one"):
         append(cache, new_tokens)
     assert all(torch.equal(layer.keys, old) for layer, old in zip(cache.layers, before))
     assert cache.get_seq_length() == filled

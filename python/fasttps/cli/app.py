@@ -38,7 +38,7 @@ class Dtype(enum.StrEnum):
 DtypeOption = Annotated[Dtype, typer.Option(help="Type of the weights, activations and cache.")]
 MaxNewTokens = Annotated[
     int | None,
-    typer.Option(min=1, help="Longest answer in tokens; 256, or what the model has room for."),
+    typer.Option(min=1, help="Longest answer in tokens, within what the model has room for."),
 ]
 
 

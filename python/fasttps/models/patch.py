@@ -191,10 +191,9 @@ def patch(
                 f"patch: {kind} is already patched ({name}); undo that patch first (a copy of a "
                 "patched model has none: load its state_dict() into a fresh model)"
             )
-    if model.training:
-        raise PatchError(f"patch: {kind} is in training mode; fasttps is for inference: eval() it")
-
     found = list(_find(model, parts))
+    if found and model.training:
+        raise PatchError(f"patch: {kind} is in training mode; fasttps is for inference: eval() it")
     plan = [(name, module, fused) for name, module, fused, reason in found if reason is None]
     report = PatchReport(
         kind,

@@ -63,7 +63,10 @@ def rope_attention_decode(
         cos, sin: [1 or batch, new_tokens, rotary_dim], float32 or the query's dtype, both or
             neither; rotary_dim even, at most head_dim, the other elements are left alone. None:
             query and key are already rotated. Applied in float32: x * cos + rotate(x) * sin; the
-            key is rounded once, to the cache's dtype.
+            key is rounded once, to the cache's dtype. rotate(x) is (-x2, x1) of the two halves,
+            interleaved (-x[2i + 1], x[2i]): so each angle stands at both elements of its pair, as
+            HuggingFace makes them, `cat((angles, angles), -1)` for halves. A table of half that
+            width rotates half of head_dim.
         interleaved: rotate pairs (2i, 2i + 1) in place of (i, i + rotary_dim / 2).
         scale: of the scores; head_dim ** -0.5 if None.
         attn_mask: bool [batch or 1, num_heads or 1, new_tokens, T], True = attend, any strides;
