@@ -192,7 +192,7 @@ def test_drafts_need_room_of_their_own():
         cache = fasttps.StaticKVCache(model.config, 20 + 12 + 3)
         ours = generate(model, ids, cache=cache, prompt_lookup_num_tokens=3)
         assert torch.equal(ours, wanted)
-        with pytest.raises(ValueError, match="leave room for the drafts"):
+        with pytest.raises(ValueError, match="for the drafts too"):
             small = fasttps.StaticKVCache(model.config, 21)
             generate(model, ids, cache=small, prompt_lookup_num_tokens=3)
 
