@@ -165,10 +165,7 @@ AttentionResult empty_attention_result(const AttentionArgs& args, bool with_lse)
 }
 
 AttentionResult attention_meta(const AttentionArgs& args, bool with_lse) {
-  bool symbolic = false;
-  for (const at::Tensor* t : {&args.query, static_cast<const at::Tensor*>(&args.k_cache)}) {
-    symbolic |= has_symbolic_sizes(*t);
-  }
+  bool symbolic = has_symbolic_sizes(args.query) || has_symbolic_sizes(args.k_cache);
   for (const auto* t : {&args.key, &args.cos, &args.attn_mask}) {
     symbolic |= t->has_value() && has_symbolic_sizes(**t);
   }
