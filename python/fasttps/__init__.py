@@ -1,6 +1,7 @@
 """FastTPS: decoder-only language models, fast in the token phase.
 
 - `fasttps.patch(model)`: run a HuggingFace model through the fused ops; `.undo()` restores it.
+- `fasttps.generate(model, input_ids, max_new_tokens=...)`: a loop over tokens that costs nothing.
 - `fasttps.StaticKVCache`: a KV cache allocated once, for `model.generate(past_key_values=...)`.
 - `fasttps.register_attention()`: `attn_implementation="fasttps"` for any transformers model.
 - `fasttps.ops`: the ops (also `torch.ops.fasttps`); `fasttps.reference`: the same in plain PyTorch.
@@ -25,6 +26,7 @@ from fasttps.models.attention_interface import register_on_import  # noqa: E402
 register_on_import()
 
 if TYPE_CHECKING:
+    from fasttps.generation import Generation, generate
     from fasttps.kv_cache import StaticKVCache
     from fasttps.models.attention_interface import register_attention
     from fasttps.models.patch import Patch, PatchError, patch
@@ -33,19 +35,23 @@ cmake_prefix_path: str = str(_library.PACKAGE_DIR / "share" / "cmake")
 
 # transformers takes seconds to import, and the ops work without it.
 _LAZY = {
+    "Generation": "fasttps.generation",
     "Patch": "fasttps.models.patch",
     "PatchError": "fasttps.models.patch",
     "StaticKVCache": "fasttps.kv_cache",
+    "generate": "fasttps.generation",
     "patch": "fasttps.models.patch",
     "register_attention": "fasttps.models.attention_interface",
 }
 
 __all__ = [
+    "Generation",
     "Patch",
     "PatchError",
     "StaticKVCache",
     "__version__",
     "cmake_prefix_path",
+    "generate",
     "isa",
     "ops",
     "patch",

@@ -33,13 +33,21 @@ def test_a_disagreement_fails(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
 
     ask = demo.ask
 
-    def wrong(*arguments: object, cache: object = None, **rest: object) -> object:
-        answer = ask(*arguments, cache=cache, **rest)
-        if cache is not None:
-            answer.token_ids[-1] += 1
+    def wrong(*arguments: object) -> object:
+        answer = ask(*arguments)
+        answer.token_ids[-1] += 1
         return answer
 
     monkeypatch.setattr(demo, "ask", wrong)
     ran = run("demo", "--max-new-tokens", "3")
     assert ran.code == ExitCode.DISAGREEMENT
     assert "part at token 3" in ran.error_line
+
+
+def test_greedy_answers_are_those_of_transformers(run: Run) -> None:
+    ran = run(
+        "generate", "--model", smollm2_folder(), "--dtype", "float32", "--compare",
+        "--max-new-tokens", "48", "Write a short poem about a lighthouse in winter.",
+    )  # fmt: skip
+    assert ran.code == ExitCode.OK, ran.err
+    assert "the answers agree" in ran.err

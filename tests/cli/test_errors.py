@@ -46,6 +46,14 @@ def assert_broken(ran: Ran, *words: str) -> None:
         ["--temperature", "1", "--top-p", "1.5"],
         ["--temperature", "1", "--top-p", "nan"],
         ["--top-p", "0.9"],
+        ["--temperature", "1", "--top-k", "0"],
+        ["--top-k", "5"],
+        ["--temperature", "1", "--min-p", "-0.5"],
+        ["--temperature", "1", "--min-p", "nan"],
+        ["--min-p", "0.1"],
+        ["--repetition-penalty", "0"],
+        ["--repetition-penalty", "inf"],
+        ["--repetition-penalty", "nan"],
         ["--seed", "-1"],
         ["--seed", str(2**64)],
         ["--dtype", "float8"],
@@ -224,6 +232,15 @@ def test_a_model_that_is_no_llama(run: Run, tmp_path: Path) -> None:
     assert "gpt2" in ran.error_line.lower()
     assert ran.out == ""
     assert run("generate", "--model", tmp_path, "hello", "--no-patch").code == ExitCode.OK
+
+
+def test_a_generation_config_that_is_not_obeyed_is_named(run: Run, copy: Path) -> None:
+    defaults = json.loads((copy / "generation_config.json").read_text())
+    defaults["no_repeat_ngram_size"] = 3
+    (copy / "generation_config.json").write_text(json.dumps(defaults))
+    ran = run("generate", "--model", copy, "hello")
+    assert ran.code == ExitCode.UNSUPPORTED_MODEL
+    assert "no_repeat_ngram_size" in ran.error_line
 
 
 def test_a_module_that_is_not_fused_is_told(run: Run, copy: Path) -> None:

@@ -165,6 +165,29 @@ def test_a_small_top_p_is_greedy(run: Run, llama_folder: Path) -> None:
     assert drawn.out == run(*asked).out
 
 
+@pytest.mark.parametrize("filters", [("--top-k", "1"), ("--min-p", "1")], ids=" ".join)
+def test_a_filter_that_leaves_one_token_is_greedy(
+    run: Run, llama_folder: Path, filters: tuple[str, str]
+) -> None:
+    asked = ("generate", "--model", llama_folder, *EXACT, "hello")
+    assert run(*asked, "--temperature", "3", *filters).out == run(*asked).out
+
+
+def test_a_repetition_penalty_is_that_of_transformers(run: Run, llama_folder: Path) -> None:
+    asked = ("generate", "--model", llama_folder, *EXACT, "hello")
+    ran = run(*asked, "--repetition-penalty", "3", "--compare")
+    assert ran.code == ExitCode.OK, ran.err
+    assert "the answers agree" in ran.err
+    assert ran.out != run(*asked).out
+
+
+def test_drawn_answers_are_compared_too(run: Run, llama_folder: Path) -> None:
+    asked = ("generate", "--model", llama_folder, *EXACT, "hello", "--temperature", "2")
+    ran = run(*asked, "--top-p", "0.9", "--compare")
+    assert ran.code == ExitCode.OK, ran.err
+    assert "the answers agree" in ran.err
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_sixteen_bits_answer(run: Run, llama_folder: Path, dtype: str) -> None:
     asked = ("generate", "--model", llama_folder, "--max-new-tokens", "4", "hello")

@@ -1,43 +1,43 @@
 """Ask a loaded model: the prompt's tokens, the loop, the answer streamed and timed.
 
-The loop is `model.generate` of transformers, whether the model is patched or not.
+The loop is `fasttps.generate`, or for comparison `model.generate` of transformers.
 """
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import TextStreamer
+from transformers.generation.streamers import BaseStreamer
 
+import fasttps
 from fasttps.cli.errors import CliError, ExitCode
 from fasttps.cli.load import Loaded
+from fasttps.generation import TextStream
 
 DEFAULT_MAX_NEW_TOKENS = 256
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen: greedily at temperature 0, else drawn with `seed`."""
+class Drawing:
+    """How the next token is chosen: greedily at temperature 0, else drawn with `seed`.
+
+    The filters are these, whatever the model's defaults; `repetition_penalty` None: the model's.
+    """
 
     temperature: float = 0.0
+    top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float | None = None
     seed: int = 0
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of `generate`; top_p is the only filter, whatever the model's defaults."""
-        if self.temperature == 0:
-            return {"do_sample": False}
-        return {
-            "do_sample": True,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": 0,
-        }
+        """The arguments of `fasttps.generate`."""
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -113,49 +113,75 @@ def ask(
     loaded: Loaded,
     inputs: dict[str, torch.Tensor],
     max_new_tokens: int,
-    sampling: Sampling,
+    drawing: Drawing,
     *,
-    cache: Any = None,
     write: Callable[[str], None] = lambda text: None,
 ) -> Answer:
     """Generate an answer, `write` each piece of its text as it comes, and time it.
 
-    `cache`: an empty cache to generate into; by default the one that transformers makes.
+    Raises:
+        CliError: UNSUPPORTED_MODEL: its generation_config asks for what is not done.
     """
-    model, prompt_tokens = loaded.model, inputs["input_ids"].shape[-1]
-    arguments: dict[str, Any] = {**inputs, **sampling.arguments(), "max_new_tokens": max_new_tokens}
-    if model.generation_config.pad_token_id is None:
+    stream = TextStream(loaded.tokenizer)
+
+    def show(tokens: list[int | None]) -> None:
+        for token in tokens:
+            if token is not None and (piece := stream.push(token)):
+                write(piece)
+
+    try:
+        made = fasttps.generate(
+            loaded.model,
+            inputs["input_ids"],
+            max_new_tokens=max_new_tokens,
+            on_tokens=show,
+            **drawing.arguments(),
+        )
+    except ValueError as error:
+        raise CliError(ExitCode.UNSUPPORTED_MODEL, str(error)) from error
+    write(stream.finish())
+    return _answer(loaded, inputs, made.token_ids[0], made.prefill_s, made.decode_s)
+
+
+def ask_transformers(
+    loaded: Loaded,
+    inputs: dict[str, torch.Tensor],
+    max_new_tokens: int,
+    repetition_penalty: float | None,
+) -> Answer:
+    """The greedy answer by transformers' own `generate` and cache, timed likewise."""
+    arguments: dict[str, Any] = {"do_sample": False, "max_new_tokens": max_new_tokens}
+    if repetition_penalty is not None:
+        arguments["repetition_penalty"] = repetition_penalty
+    if loaded.model.generation_config.pad_token_id is None:
         arguments["pad_token_id"] = 0  # one sequence is never padded; silences a warning
-    if cache is not None:
-        accepted = inspect.signature(model.forward).parameters
-        arguments["cache" if "cache" in accepted else "past_key_values"] = cache
-    stream = _Stream(loaded.tokenizer, write)
-    torch.manual_seed(sampling.seed)
+    clock = _Clock()
     begin = time.perf_counter()
-    output = model.generate(**arguments, streamer=stream)
-    token_ids = output[0, prompt_tokens:].tolist()
-    times = stream.token_times
-    return Answer(
-        token_ids,
-        loaded.tokenizer.decode(token_ids, skip_special_tokens=True),
-        prompt_tokens,
-        times[0] - begin,
-        times[-1] - times[0],
-    )
+    output = loaded.model.generate(**inputs, **arguments, streamer=clock)
+    token_ids = output[0, inputs["input_ids"].shape[-1] :].tolist()
+    first, last = clock.times[1], clock.times[-1]  # the prompt is the first to be put
+    return _answer(loaded, inputs, token_ids, first - begin, last - first)
 
 
-class _Stream(TextStreamer):
-    """Hands on the text and notes when each token came."""
+class _Clock(BaseStreamer):
+    """Notes when each token came."""
 
-    def __init__(self, tokenizer: Any, write: Callable[[str], None]) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self.write = write
-        self.token_times: list[float] = []
+    def __init__(self) -> None:
+        self.times: list[float] = []
 
     def put(self, value: torch.Tensor) -> None:
-        if not (self.skip_prompt and self.next_tokens_are_prompt):
-            self.token_times.append(time.perf_counter())
-        super().put(value)
+        self.times.append(time.perf_counter())
 
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        self.write(text)
+    def end(self) -> None:
+        pass
+
+
+def _answer(
+    loaded: Loaded,
+    inputs: dict[str, torch.Tensor],
+    token_ids: list[int],
+    prefill_s: float,
+    decode_s: float,
+) -> Answer:
+    text = loaded.tokenizer.decode(token_ids, skip_special_tokens=True)
+    return Answer(token_ids, text, inputs["input_ids"].shape[-1], prefill_s, decode_s)

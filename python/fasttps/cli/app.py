@@ -6,6 +6,7 @@ The modules are imported when their command runs: transformers takes seconds to 
 from __future__ import annotations
 
 import enum
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -76,9 +77,22 @@ def generate(
             f"{MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}; 0, greedy, by default."
         ),
     ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="Draw from so many of the likeliest tokens.")
+    ] = None,
     top_p: Annotated[
         float | None,
         typer.Option(help="Draw from the likeliest tokens that have this probability together."),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(help="Draw from tokens that have this share of the likeliest's probability."),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            help="Make tokens that have been less likely (above 1) or more; by default the model's."
+        ),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**63 - 1, help="Draw the same tokens each time.")
@@ -95,7 +109,12 @@ def generate(
     ] = True,
 ) -> None:
     """Answer a prompt: the answer on standard output, figures on standard error."""
-    _check_sampling(temperature, top_p)
+    _check_temperature(temperature)
+    _check_filters(temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    if repetition_penalty is not None and not 0 < repetition_penalty < math.inf:
+        raise CliError(
+            ExitCode.USAGE, f"--repetition-penalty must be above 0, got {repetition_penalty}"
+        )
     if compare and not patch:
         raise CliError(ExitCode.USAGE, "--compare needs a patched model; --no-patch excludes it")
     from fasttps.cli.generate import Request, run
@@ -106,7 +125,10 @@ def generate(
             prompt=prompt,
             max_new_tokens=max_new_tokens,
             temperature=temperature or 0.0,
+            top_k=top_k or 0,
             top_p=1.0 if top_p is None else top_p,
+            min_p=min_p or 0.0,
+            repetition_penalty=repetition_penalty,
             seed=seed,
             dtype=dtype.value,
             chat=chat,
@@ -140,16 +162,23 @@ def info() -> None:
     run()
 
 
-def _check_sampling(temperature: float | None, top_p: float | None) -> None:
+def _check_temperature(temperature: float | None) -> None:
     if temperature and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
         raise CliError(
             ExitCode.USAGE,
             f"--temperature must be 0, or from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}; "
             f"got {temperature:g}",
         )
-    if top_p is None:
-        return
-    if not 0 < top_p <= 1:
-        raise CliError(ExitCode.USAGE, f"--top-p must be above 0 and at most 1, got {top_p}")
-    if not temperature:
-        raise CliError(ExitCode.USAGE, "--top-p needs a --temperature above 0")
+
+
+def _check_filters(temperature: float | None, **filters: float | None) -> None:
+    for name, value in filters.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is None:
+            continue
+        if name == "top_p" and not 0 < value <= 1:
+            raise CliError(ExitCode.USAGE, f"{option} must be above 0 and at most 1, got {value}")
+        if name == "min_p" and not 0 <= value <= 1:
+            raise CliError(ExitCode.USAGE, f"{option} must be from 0 to 1, got {value}")
+        if not temperature:
+            raise CliError(ExitCode.USAGE, f"{option} needs a --temperature above 0")

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 import fasttps
-from fasttps.cli.answer import Answer, Sampling, ask, encode, room_for_answer
+from fasttps.cli.answer import Answer, Drawing, ask, ask_transformers, encode, room_for_answer
 from fasttps.cli.errors import CliError, ExitCode
 from fasttps.cli.generate import agreement, checked, figures
 from fasttps.cli.load import load
@@ -55,13 +55,11 @@ def run(prompt: str, max_new_tokens: int | None, dtype: str) -> None:
     with reporter.step("copying the model"):
         plain = replace(loaded, model=copy.deepcopy(loaded.model))
     patch_model(loaded.model, reporter)
-    length = prompt_tokens + max_new_tokens
     both: dict[str, list[Answer]] = {"unpatched": [], "patched": []}
     with reporter.step("both models answer, in turn") as report:
         for done in range(ROUNDS):  # greedy: the same answer each time; the first finds all cold
-            cache = fasttps.StaticKVCache(loaded.model.config, length)
-            both["unpatched"].append(ask(plain, inputs, max_new_tokens, Sampling()))
-            both["patched"].append(ask(loaded, inputs, max_new_tokens, Sampling(), cache=cache))
+            both["unpatched"].append(ask_transformers(plain, inputs, max_new_tokens, None))
+            both["patched"].append(ask(loaded, inputs, max_new_tokens, Drawing()))
             report(done + 1, ROUNDS, "")
     unpatched, ours = (min(each, key=lambda answer: answer.decode_s) for each in both.values())
     out = Console(highlight=False, soft_wrap=True)

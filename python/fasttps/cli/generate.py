@@ -8,12 +8,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import fasttps
-from fasttps.cli.answer import Answer, Sampling, ask, encode, room_for_answer
+from fasttps.cli.answer import Answer, Drawing, ask, ask_transformers, encode, room_for_answer
 from fasttps.cli.errors import CliError, ExitCode
 from fasttps.cli.load import load, source
 from fasttps.cli.patched import check_isa, check_supported, patch_model
@@ -24,13 +23,19 @@ WARM_UP_TOKENS = 4
 
 @dataclass(frozen=True)
 class Request:
-    """The options of one run, checked; `seed` None draws one, `prompt` None reads it from stdin."""
+    """The options of one run, checked.
+
+    `prompt` None reads it from stdin, `seed` None draws one, another None is the model's choice.
+    """
 
     model: Path
     prompt: str | None
     max_new_tokens: int | None
     temperature: float
+    top_k: int
     top_p: float
+    min_p: float
+    repetition_penalty: float | None
     seed: int | None
     dtype: str
     chat: bool
@@ -55,21 +60,31 @@ def run(request: Request) -> None:
     prompt_tokens = inputs["input_ids"].shape[-1]
     max_new_tokens = room_for_answer(loaded, prompt_tokens, request.max_new_tokens)
     seed = secrets.randbits(32) if request.seed is None else request.seed
-    sampling = Sampling(request.temperature, request.top_p, seed)
+    drawing = Drawing(
+        request.temperature,
+        request.top_k,
+        request.top_p,
+        request.min_p,
+        request.repetition_penalty,
+        seed,
+    )
 
-    def answer(patch: fasttps.Patch | None, write: Callable[[str], None]) -> Answer:
+    def answer(write: Callable[[str], None]) -> Answer:
         """The answer; when two are compared, both are timed warm."""
         if request.compare:
-            ask(loaded, inputs, WARM_UP_TOKENS, sampling, cache=cache_of(patch))
-        return ask(loaded, inputs, max_new_tokens, sampling, cache=cache_of(patch), write=write)
+            ask(loaded, inputs, WARM_UP_TOKENS, drawing)
+        return ask(loaded, inputs, max_new_tokens, drawing, write=write)
 
-    def cache_of(patch: fasttps.Patch | None) -> Any:
-        if patch is None:
-            return None
-        return fasttps.StaticKVCache(loaded.model.config, prompt_tokens + max_new_tokens)
+    def plain_answer() -> Answer:
+        """Greedy, it is what transformers says; to draw the same tokens takes the same loop."""
+        if request.temperature > 0:
+            return answer(lambda text: None)
+        penalty = request.repetition_penalty
+        ask_transformers(loaded, inputs, WARM_UP_TOKENS, penalty)
+        return ask_transformers(loaded, inputs, max_new_tokens, penalty)
 
     patch = patch_model(loaded.model, reporter) if request.patch else None
-    ours = answer(patch, write_out)
+    ours = answer(write_out)
     write_out("\n")
     name = f"fasttps, {fasttps.isa.active()}" if request.patch else "unpatched"
     reporter.line(figures(name, ours))
@@ -78,7 +93,7 @@ def run(request: Request) -> None:
     if patch is not None and request.compare:
         with reporter.step("the unpatched model answers"):
             patch.undo()
-            theirs = answer(None, lambda text: None)
+            theirs = plain_answer()
         reporter.line(figures("unpatched", theirs))
         reporter.line(agreement(ours, theirs))
 
