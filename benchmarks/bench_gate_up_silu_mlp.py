@@ -53,6 +53,7 @@ def case_of(model: shapes.ModelShape, dtype: torch.dtype, tokens: int) -> harnes
         dtype,
         {name: harness.rotate([layer[name] for layer in layers]) for name in layers[0]},
         read_bytes=weight_bytes,
+        footprint_bytes=weight_bytes * len(layers),
         flops=6 * tokens * model.hidden_size * model.intermediate_size,
         notes={"layers_in_turn": len(layers)},
     )

@@ -24,6 +24,7 @@ from rich.table import Table
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 import fasttps
+from fasttps.bench import Gauge, share_of_limit
 
 UNPATCHED = "unpatched_dynamic"
 
@@ -91,15 +92,23 @@ def agreeing_tokens(ours: Sequence[int], theirs: Sequence[int]) -> int:
     return next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
 
 
-def record_of(
-    name: str, dtype: str, ways: dict[str, Way], prompt_tokens: int, new_tokens: int, read: float
-) -> dict[str, Any]:
-    model = ways[UNPATCHED].model
+def bytes_per_token(model: Any, dtype: str, context: int) -> int:
+    """Weights, and the keys and values of `context` tokens."""
     config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     row_bytes = 2 * config.num_key_value_heads * head_dim * models.DTYPES[dtype].itemsize
-    context = prompt_tokens + new_tokens // 2
-    token_bytes = models.weight_bytes(model) + config.num_hidden_layers * context * row_bytes
+    return models.weight_bytes(model) + config.num_hidden_layers * context * row_bytes
+
+
+def record_of(
+    name: str,
+    dtype: str,
+    ways: dict[str, Way],
+    prompt_tokens: int,
+    new_tokens: int,
+    token_bytes: int,
+    read: Gauge,
+) -> dict[str, Any]:
     record: dict[str, Any] = {
         "benchmark": "generate",
         "model": name,
@@ -107,16 +116,18 @@ def record_of(
         "prompt_tokens": prompt_tokens,
         "new_tokens": new_tokens,
         "bytes_per_token": token_bytes,
-        "read_gb_per_s": round(read, 2),
+        "read_gb_per_s": round(read.rate, 2),
+        "read_loop": read.best,
     }
     base = statistics.median(ways[UNPATCHED].decode)
     for key, way in ways.items():
         decode = statistics.median(way.decode)
+        share = share_of_limit(f"{name}, {way.title}", decode * token_bytes / 1e9, read.rate)
         record |= {
             f"{key}_prefill_tokens_per_s": round(statistics.median(way.prefill), 2),
             f"{key}_decode_tokens_per_s": round(decode, 2),
             f"{key}_decode_over_unpatched": round(decode / base, 3),
-            f"{key}_share_of_read_bandwidth": round(decode * token_bytes / 1e9 / read, 3),
+            f"{key}_share_of_read_bandwidth": round(share, 3),
             f"{key}_agreeing_tokens": agreeing_tokens(way.tokens, ways[UNPATCHED].tokens),
         }
     return record
@@ -158,7 +169,6 @@ def main() -> None:
     shape = chosen.shape or ("tiny" if quick else "smollm2-135m")
     console = Console()
     with fasttps.isa.forced(chosen.isa) if chosen.isa else nullcontext(), torch.inference_mode():
-        read = harness.read_bandwidth_gb_per_s((1 << 27) if quick else (1 << 29))
         model = models.make(chosen.model, shape, models.DTYPES[chosen.dtype])
         ways = ways_of(model, prompt_tokens + new_tokens)
         generator = torch.Generator().manual_seed(0)
@@ -166,16 +176,19 @@ def main() -> None:
         for way in ways.values():
             way.answer(prompt, min(4, new_tokens))  # warm-up, not counted
             way.prefill, way.decode = [], []
+        token_bytes = bytes_per_token(model, chosen.dtype, prompt_tokens + new_tokens // 2)
+        read = harness.Ruler(quick=quick).read(token_bytes)
         for _ in range(chosen.rounds or (3 if quick else 7)):
+            read.sample()
             for way in ways.values():
                 way.answer(prompt, new_tokens)
         name = models.name_of(chosen.model, shape)
-        record = record_of(name, chosen.dtype, ways, prompt_tokens, new_tokens, read)
+        record = record_of(name, chosen.dtype, ways, prompt_tokens, new_tokens, token_bytes, read)
         record |= harness.environment()
     show(record, ways, console)
     console.print(
         f"{record['machine']} · isa {record['isa']} · {record['threads']} threads · "
-        f"read {read:.1f} GB/s · commit {record['commit']}"
+        f"read {record['read_gb_per_s']:.1f} GB/s · commit {record['commit']}"
     )
     harness.write_json(chosen.json, [record])
 

@@ -69,6 +69,7 @@ def case_of(model: shapes.ModelShape, dtype: torch.dtype, context: int) -> harne
         dtype,
         {name: harness.rotate([layer[name] for layer in layers]) for name in layers[0]},
         read_bytes=cache_bytes,
+        footprint_bytes=cache_bytes * len(layers),
         flops=4 * model.num_heads * context * model.head_dim,
         notes={"caches_in_turn": len(layers)},
     )

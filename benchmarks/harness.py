@@ -1,24 +1,18 @@
 """What the benchmarks share: side-by-side timing, counted bytes and flops, one record a case.
 
 A benchmark names cases; each case holds our call first and the calls a person would use instead.
-All calls of a case are timed in turn, round after round, so that a busy machine or a changing
-clock touches them alike; the figure of a call is the median of its rounds.
+All calls of a case are timed in turn, round after round, and the ruler (`fasttps.bench.limits`)
+among them: read bandwidth at the case's footprint, and the multiplier's peak, on the same threads.
 Every record carries the machine, the commit, the ISA and the threads: a line of JSON can be read
-alone. Rates are ratios against `read_gb_per_s`, measured in the same run.
+alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import itertools
 import json
 import os
-import platform
-import re
-import statistics
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -30,6 +24,23 @@ from rich.console import Console
 from rich.table import Table
 
 import fasttps
+from fasttps.bench import BrokenRulerError, Gauge, Ruler, Timing, measure, rotate, share_of_limit
+from fasttps.bench.machine import last_level_cache_bytes, machine
+
+__all__ = [
+    "OURS",
+    "BrokenRulerError",
+    "Case",
+    "Ruler",
+    "Timing",
+    "copies_beyond_cache",
+    "environment",
+    "main",
+    "measure",
+    "parser",
+    "rotate",
+    "write_json",
+]
 
 OURS = "fasttps"
 DTYPE_NAMES = {
@@ -40,7 +51,6 @@ DTYPE_NAMES = {
 }
 BUSY_LOAD = 0.5  # processes on average; from there on others take time from the runs
 FILE_WIDTH = 140  # columns of a table that goes into a file
-MIN_SAMPLE_S = 2e-3  # a sample repeats a short call until it lasts this long
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,9 @@ class Case:
         dtype: of the activations and caches.
         calls: name to call; `fasttps` is ours, the others are what a person would use instead.
         read_bytes, written_bytes: what one call must at least move between memory and cores.
+        footprint_bytes: what all calls in turn read together, where that is more than read_bytes.
         flops: multiplications and additions of one call, masked work not counted.
+        product: the type whose fastest exact product bounds the flops, where that is not `dtype`.
         notes: further facts for the record.
     """
 
@@ -61,23 +73,10 @@ class Case:
     calls: Mapping[str, Callable[[], object]]
     read_bytes: int = 0
     written_bytes: int = 0
+    footprint_bytes: int = 0
     flops: int = 0
+    product: torch.dtype | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Microseconds of one call, over the rounds."""
-
-    median_us: float
-    fastest_us: float
-    slowest_us: float
-
-
-def rotate(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    """One call that runs the given calls in turn, one each time, so that its data is not warm."""
-    turn = itertools.cycle(calls)
-    return lambda: next(turn)()
 
 
 def copies_beyond_cache(bytes_per_copy: int, limit_bytes: int = 1 << 30) -> int:
@@ -87,71 +86,6 @@ def copies_beyond_cache(bytes_per_copy: int, limit_bytes: int = 1 << 30) -> int:
     """
     wanted = -(-2 * last_level_cache_bytes() // max(bytes_per_copy, 1)) + 1
     return max(1, min(wanted, limit_bytes // max(bytes_per_copy, 1)))
-
-
-def last_level_cache_bytes() -> int:
-    """The largest cache of the first core as Linux states it; 32 MiB where it states none."""
-    sizes = [32 << 20]
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        match = re.fullmatch(r"(\d+)([KM]?)", path.read_text().strip())
-        if match:
-            sizes.append(int(match[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20}[match[2]])
-    return max(sizes)
-
-
-def measure(
-    calls: Mapping[str, Callable[[], object]], *, rounds: int = 15, warm_up_s: float = 0.05
-) -> dict[str, Timing]:
-    """Time the calls in turn, `rounds` times each, after a warm-up.
-
-    A sample repeats its call until `MIN_SAMPLE_S` has passed, by a count fixed in the warm-up.
-    """
-    counts = {}
-    for name, call in calls.items():
-        call()
-        begin, done = time.perf_counter(), 0
-        while done == 0 or time.perf_counter() - begin < warm_up_s:
-            call()
-            done += 1
-        seconds_each = (time.perf_counter() - begin) / done
-        counts[name] = max(1, round(MIN_SAMPLE_S / max(seconds_each, 1e-9)))
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        for _ in range(rounds):
-            for name, call in calls.items():
-                begin = time.perf_counter()
-                for _ in range(counts[name]):
-                    call()
-                samples[name].append((time.perf_counter() - begin) / counts[name] * 1e6)
-    finally:
-        if collecting:
-            gc.enable()
-    return {
-        name: Timing(statistics.median(taken), min(taken), max(taken))
-        for name, taken in samples.items()
-    }
-
-
-def read_bandwidth_gb_per_s(buffer_bytes: int = 1 << 29, rounds: int = 5) -> float:
-    """What torch's threads read from memory together: the sum of a buffer no cache holds."""
-    buffer = torch.ones(buffer_bytes // 4)
-    timing = measure({"sum": buffer.sum}, rounds=rounds)["sum"]
-    return buffer_bytes / timing.median_us / 1e3
-
-
-def machine() -> str:
-    """The CPU's name, family, model and count, as the kernel states them."""
-    facts: dict[str, str] = {}
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.exists() else []:
-        key, _, value = line.partition(":")
-        facts.setdefault(key.strip(), value.strip())
-    name = facts.get("model name") or platform.processor() or platform.machine()
-    if "cpu family" in facts:
-        name += f" family {facts['cpu family']} model {facts.get('model', '?')}"
-    return f"{name}, {os.cpu_count()} cpus"
 
 
 def commit() -> str:
@@ -182,10 +116,25 @@ def environment() -> dict[str, Any]:
     }
 
 
+def gauges_of(case: Case, ruler: Ruler) -> dict[str, Gauge]:
+    """What bounds the case: "read" where it reads, "product" where it multiplies."""
+    gauges: dict[str, Gauge] = {}
+    if case.read_bytes:
+        gauges["read"] = ruler.read(max(case.footprint_bytes, case.read_bytes))
+    product = ruler.product(case.product or case.dtype) if case.flops else None
+    if product is not None:
+        gauges["product"] = product
+    return gauges
+
+
 def record_of(
-    op: str, case: Case, timings: Mapping[str, Timing], read_gb_per_s: float | None
+    op: str, case: Case, timings: Mapping[str, Timing], gauges: Mapping[str, Gauge]
 ) -> dict[str, Any]:
-    """One JSON line: our median, its rates, and the median of every alternative beside it."""
+    """One JSON line: our median, its rates, and the median of every alternative beside it.
+
+    Raises:
+        BrokenRulerError: a rate is above what the ruler found.
+    """
     ours = timings[OURS]
     record: dict[str, Any] = {
         "op": op,
@@ -195,23 +144,48 @@ def record_of(
         "fastest_us": round(ours.fastest_us, 3),
         "slowest_us": round(ours.slowest_us, 3),
     }
-    moved_bytes = case.read_bytes + case.written_bytes
-    if moved_bytes:
+    what = f"{op}, {case.shape}"
+    if case.read_bytes or case.written_bytes:
         record["read_bytes"] = case.read_bytes
         record["written_bytes"] = case.written_bytes
+        moved_bytes = case.read_bytes + case.written_bytes
         record["gb_per_s"] = round(moved_bytes / ours.median_us / 1e3, 3)
-        if read_gb_per_s:
-            share = record["gb_per_s"] / read_gb_per_s
-            record["share_of_read_bandwidth"] = round(share, 4)
+    if "read" in gauges:
+        read = gauges["read"]
+        record |= {"read_gb_per_s": round(read.rate, 2), "read_loop": read.best}
+        # Written bytes travel beside those that are read, so they count for no share.
+        share = share_of_limit(what, case.read_bytes / ours.median_us / 1e3, read.rate)
+        record["share_of_read_bandwidth"] = round(share, 4)
     if case.flops:
         record["flops"] = case.flops
         record["gflop_per_s"] = round(case.flops / ours.median_us / 1e3, 3)
+    if "product" in gauges:
+        peak = gauges["product"]
+        record |= {"peak_gflop_per_s": round(peak.rate, 1), "peak_instruction": peak.best}
+        share = share_of_limit(what, record["gflop_per_s"], peak.rate, "GFLOP/s")
+        record["share_of_peak"] = round(share, 4)
     for name, timing in timings.items():
         if name != OURS:
             record[f"{name}_us"] = round(timing.median_us, 3)
             record[f"{name}_over_{OURS}"] = round(timing.median_us / ours.median_us, 3)
     record.update(case.notes)
     return record
+
+
+def judged(op: str, case: Case, ruler: Ruler, rounds: int) -> dict[str, Any]:
+    """Time the case among the limits that bound it.
+
+    Raises:
+        BrokenRulerError: it is faster than the limits, twice in a row.
+    """
+    gauges = gauges_of(case, ruler)
+    timings = measure(case.calls, rounds=rounds, limits=tuple(gauges.values()))
+    try:
+        return record_of(op, case, timings, gauges)
+    except BrokenRulerError:  # other programs may have had the cores while the loops were chosen
+        gauges = gauges_of(case, ruler)
+        timings = measure(case.calls, rounds=3 * rounds, limits=tuple(gauges.values()))
+        return record_of(op, case, timings, gauges)
 
 
 def show(title: str, records: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
@@ -226,7 +200,12 @@ def show(title: str, records: Sequence[Mapping[str, Any]], console: Console | No
             if key.endswith(f"_over_{OURS}")
         )
     )
-    rates = {"gb_per_s": "GB/s", "share_of_read_bandwidth": "of read", "gflop_per_s": "GFLOP/s"}
+    rates = {
+        "gb_per_s": "GB/s",
+        "share_of_read_bandwidth": "of read",
+        "gflop_per_s": "GFLOP/s",
+        "share_of_peak": "of peak",
+    }
     rates = {key: head for key, head in rates.items() if any(key in r for r in records)}
     table.add_column("shape", no_wrap=True)
     table.add_column("dtype")
@@ -293,16 +272,14 @@ def main(
             console.print(
                 f"load average {facts['load_average']}: the figures are of a busy machine"
             )
-        read_gb_per_s = read_bandwidth_gb_per_s((1 << 27) if options.quick else (1 << 29))
-        facts["read_gb_per_s"] = round(read_gb_per_s, 2)
+        ruler = Ruler(quick=options.quick)
         for case in cases(options.quick):
-            timings = measure(case.calls, rounds=rounds)
-            records.append(record_of(op, case, timings, read_gb_per_s) | facts)
+            records.append(judged(op, case, ruler, rounds) | facts)
             del case
     show(op, records, console)
     console.print(
         f"{facts['machine']} · isa {facts['isa']} · {facts['threads']} threads · "
-        f"read {read_gb_per_s:.1f} GB/s · commit {facts['commit']}"
+        f"commit {facts['commit']}"
     )
     write_json(options.json, records)
     return records

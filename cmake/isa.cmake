@@ -17,6 +17,15 @@ function(fasttps_add_isa name)
   set(FASTTPS_ISAS ${FASTTPS_ISAS} ${name} PARENT_SCOPE)
 endfunction()
 
+# fasttps_add_limits(<name> FLAGS...): csrc/cpu/limits/isa/<name>.cpp, loops that only measure.
+function(fasttps_add_limits name)
+  set(source "${PROJECT_SOURCE_DIR}/csrc/cpu/limits/isa/${name}.cpp")
+  target_sources(fasttps_cpu_limits PRIVATE "${source}")
+  set_source_files_properties(
+    "${source}" TARGET_DIRECTORY fasttps_cpu_limits
+    PROPERTIES COMPILE_OPTIONS "-O3;-ffp-contract=off;-fvisibility=hidden;${ARGN}")
+endfunction()
+
 # Torch-free: the kernels, the list of their tables, and what chooses among them by CPUID.
 add_library(fasttps_cpu_kernels OBJECT "${PROJECT_SOURCE_DIR}/csrc/cpu/isa_list.cpp")
 target_include_directories(fasttps_cpu_kernels PUBLIC "${PROJECT_SOURCE_DIR}/csrc")
@@ -33,4 +42,19 @@ if(FASTTPS_X86)
   fasttps_add_isa(avx2 ${avx2})
   fasttps_add_isa(avx512 ${avx512})
   fasttps_add_isa(avx512_bf16 ${avx512_bf16})
+endif()
+
+# The loops of the ruler (csrc/cpu/limits), for which only the library has a use.
+if(FASTTPS_TORCH)
+  add_library(fasttps_cpu_limits OBJECT)
+  target_compile_definitions(fasttps_cpu_limits PUBLIC $<$<BOOL:${FASTTPS_X86}>:FASTTPS_X86>)
+  target_link_libraries(fasttps_cpu_limits PRIVATE fasttps_warnings)
+  set_target_properties(fasttps_cpu_limits PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  fasttps_add_limits(scalar)
+  if(FASTTPS_X86)
+    fasttps_add_limits(avx2 ${avx2})
+    fasttps_add_limits(avx512 ${avx512})
+    fasttps_add_limits(avx512_bf16 ${avx512_bf16})
+    fasttps_add_limits(avx512_fp16 ${avx512} -mavx512fp16)
+  endif()
 endif()

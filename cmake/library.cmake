@@ -23,9 +23,11 @@ if(EXISTS "${FASTTPS_TORCH_DIR}/version.py")
 endif()
 message(STATUS "fasttps: torch ${FASTTPS_TORCH_FULL_VERSION} in ${FASTTPS_TORCH_DIR}")
 
-file(GLOB sources CONFIGURE_DEPENDS csrc/ops/*.cpp csrc/cpu/*.cpp csrc/cpu/register/*.cpp)
+file(GLOB sources CONFIGURE_DEPENDS csrc/ops/*.cpp csrc/cpu/*.cpp csrc/cpu/limits/*.cpp
+     csrc/cpu/register/*.cpp)
 list(FILTER sources EXCLUDE REGEX "/csrc/cpu/isa_list\\.cpp$")
-add_library(fasttps SHARED ${sources} $<TARGET_OBJECTS:fasttps_cpu_kernels>)
+add_library(fasttps SHARED ${sources} $<TARGET_OBJECTS:fasttps_cpu_kernels>
+                           $<TARGET_OBJECTS:fasttps_cpu_limits>)
 target_compile_definitions(fasttps PRIVATE $<$<BOOL:${FASTTPS_X86}>:FASTTPS_X86>)
 target_include_directories(
   fasttps PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/csrc> $<INSTALL_INTERFACE:include>)
@@ -50,7 +52,7 @@ if(NOT pybind11_FOUND)
     OUTPUT_VARIABLE pybind11_DIR OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
   find_package(pybind11 REQUIRED CONFIG)
 endif()
-pybind11_add_module(fasttps_python MODULE NO_EXTRAS csrc/python/module.cpp)
+pybind11_add_module(fasttps_python MODULE NO_EXTRAS csrc/python/limits.cpp csrc/python/module.cpp)
 target_link_libraries(fasttps_python PRIVATE fasttps fasttps_warnings)
 set_target_properties(fasttps_python PROPERTIES OUTPUT_NAME _C INSTALL_RPATH "$ORIGIN/lib")
 

@@ -27,7 +27,7 @@ REPORTS = ROOT / "build" / "reports"
 # What the tests of one folder are called on the command line. test_rooms.py asserts that every
 # folder and every file of tests/ belongs to a part.
 PYTEST_PARTS = {
-    "cpu": ["tests/ops", "tests/reference"],
+    "cpu": ["tests/ops", "tests/reference", "tests/bench"],
     "models": ["tests/models", "tests/generation", "tests/cli"],
     "packaging": ["tests/packaging", "tests/test_*.py"],
 }

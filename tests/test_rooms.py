@@ -56,6 +56,7 @@ FORBIDDEN_INCLUDES = {
     "csrc/cpu/register/*": rf"(^|/)(hip|npu)/|{INTRINSICS}",
     "csrc/cpu/isa_list.*": TORCH,
     "csrc/cpu/kernel_table.h": TORCH,
+    "csrc/cpu/limits/*": rf"{TORCH}|{INTRINSICS}|(^|/)(hip|npu|kernels|ops|register)/",
     "csrc/tests/*": TORCH,
     "csrc/hip/kernels/*": rf"{TORCH}|(^|/)(cpu|npu|ops)/",
     "csrc/hip/arch/*": rf"{TORCH}|(^|/)(cpu|npu|ops)/",
@@ -71,6 +72,7 @@ FORBIDDEN_INCLUDES = {
 ALLOWED_INCLUDES = {
     "csrc/cpu/kernels/*": r"^(cstdint|immintrin\.h)$|^(\.\./)?[a-z0-9_]+\.h$",
     "csrc/cpu/isa/*": r"^(cstdint|immintrin\.h)$|^(\.\./(kernels/)?)?[a-z0-9_]+\.h$",
+    "csrc/cpu/limits/isa/*": r"^(cstdint|immintrin\.h)$|^(\.\./(\.\./)?)?[a-z0-9_]+\.h$",
 }
 
 # What a Python room must not import, anywhere or at module level.
@@ -195,9 +197,21 @@ def test_flags_of_instruction_sets_stand_in_one_file_alone():
     assert flagged == ["isa.cmake"]
 
 
-def isa_objects() -> list[Path]:
-    folder = "CMakeFiles/fasttps_cpu_kernels.dir/csrc/cpu/isa"
-    return sorted(o for p in ("release", "kernels") for o in ROOT.glob(f"build/{p}/{folder}/*.o"))
+# Objects that are compiled for one instruction set, and what the table of each is called.
+ISA_OBJECTS = {
+    "CMakeFiles/fasttps_cpu_kernels.dir/csrc/cpu/isa": "Kernels",
+    "CMakeFiles/fasttps_cpu_limits.dir/csrc/cpu/limits/isa": "Limits",
+}
+
+
+def isa_objects() -> list[tuple[Path, str]]:
+    """Each object with the name of its table."""
+    return [
+        (item, f"k{item.name.removesuffix('.cpp.o').title().replace('_', '')}{suffix}")
+        for preset in ("release", "kernels")
+        for folder, suffix in ISA_OBJECTS.items()
+        for item in sorted(ROOT.glob(f"build/{preset}/{folder}/*.o"))
+    ]
 
 
 def symbols(*options: str | Path) -> list[tuple[str, str]]:
@@ -213,8 +227,7 @@ def symbols(*options: str | Path) -> list[tuple[str, str]]:
 def test_isa_objects_export_their_table_alone():
     if not isa_objects():
         pytest.skip("nothing is built in build/; `make build` does")
-    for item in isa_objects():
-        table = f"k{item.name.removesuffix('.cpp.o').title().replace('_', '')}Kernels"
+    for item, table in isa_objects():
         exported = symbols("--extern-only", "--defined-only", item)
         assert [name for _, name in exported] == [f"fasttps::cpu::{table}"], item
         assert not {kind for kind, _ in exported} & set("WVuvw"), item

@@ -1,5 +1,9 @@
 #include "isa_list.h"
 
+#ifdef FASTTPS_X86
+#include <cpuid.h>
+#endif
+
 namespace fasttps::cpu {
 
 std::span<const KernelTable* const> kernel_tables() {
@@ -14,6 +18,20 @@ std::span<const KernelTable* const> kernel_tables() {
   return tables;
 }
 
+#ifdef FASTTPS_X86
+namespace {
+
+// g++ 12 knows no name for it in __builtin_cpu_supports. CPUID leaf 7, EDX bit 23; the wide
+// registers are saved where AVX-512 may be used at all.
+bool has_avx512fp16(uint32_t bits) {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return (bits & kAvx512fBit) != 0 && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 &&
+         (edx >> 23 & 1) != 0;
+}
+
+}  // namespace
+#endif
+
 uint32_t cpu_features() {
   uint32_t bits = 0;
 #ifdef FASTTPS_X86
@@ -27,6 +45,7 @@ uint32_t cpu_features() {
   if (__builtin_cpu_supports("avx512vl")) bits |= kAvx512vlBit;
   if (__builtin_cpu_supports("avx512bf16")) bits |= kAvx512Bf16Bit;
   if (__builtin_cpu_supports("avx512vnni")) bits |= kAvx512VnniBit;
+  if (has_avx512fp16(bits)) bits |= kAvx512Fp16Bit;
 #endif
   return bits;
 }
@@ -55,6 +74,8 @@ const char* feature_name(CpuFeature bit) {
       return "avx512_bf16";
     case kAvx512VnniBit:
       return "avx512_vnni";
+    case kAvx512Fp16Bit:
+      return "avx512_fp16";
   }
   return "unknown";
 }

@@ -15,6 +15,7 @@ enum CpuFeature : uint32_t {
   kAvx512vlBit = 1u << 6,
   kAvx512Bf16Bit = 1u << 7,
   kAvx512VnniBit = 1u << 8,
+  kAvx512Fp16Bit = 1u << 9,
 };
 
 // Index of the per-type rows below. kInt8 is a cache type only.

@@ -9,6 +9,7 @@
 
 #include "build_facts.h"
 #include "cpu/dispatch.h"
+#include "limits.h"
 #include "ops/packed_format.h"
 
 namespace py = pybind11;
@@ -42,5 +43,7 @@ PYBIND11_MODULE(_C, m) {
         "What this CPU lacks for `isa`; empty if it can run.");
   m.def("active_isa", &fasttps::cpu::active_isa, "The instruction set that the ops use.");
   m.def("use_isa", &fasttps::cpu::use_isa, py::arg("name"), "Make the ops use `name`.");
+  auto limits = m.def_submodule("limits", "What this machine can do at most.");
+  bind_limits(limits);
   m.def("build_facts", &build_facts, "What this build was made of and for.");
 }

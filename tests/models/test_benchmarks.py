@@ -13,12 +13,20 @@ from tests.support.command import process_environment
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-BENCH = Path(__file__).resolve().parents[2] / "benchmarks" / "bench_generate.py"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def test_bench_generate(tmp_path):
     file = tmp_path / "generate.jsonl"
-    command = [sys.executable, BENCH, "--quick", "--dtype", "float32", "--rounds", "1"]
+    command = [
+        sys.executable,
+        BENCHMARKS / "bench_generate.py",
+        "--quick",
+        "--dtype",
+        "float32",
+        "--rounds",
+        "1",
+    ]
     done = subprocess.run(
         [*command, "--json", file],
         env=process_environment(),
@@ -33,4 +41,5 @@ def test_bench_generate(tmp_path):
     assert [record[key] for key in ways] == [record["new_tokens"]] * 5
     assert all(record[key] > 0 for key in record if key.endswith("tokens_per_s"))
     assert record["unpatched_dynamic_decode_over_unpatched"] == 1
+    assert 0 < record["patched_static_kv_share_of_read_bandwidth"] < 1
     assert record["machine"] and record["commit"] and record["isa"]
