@@ -1,0 +1,135 @@
+"""What a contest gave: a table to read, and a line of JSON for every figure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from peers.contest import OURS, Contestant, Measure, Model
+
+
+def agreeing(tokens: Sequence[int], reference: Sequence[int]) -> int:
+    """How many tokens two answers share before they part."""
+    pairs = enumerate(zip(tokens, reference))
+    return next((at for at, (a, b) in pairs if a != b), min(len(tokens), len(reference)))
+
+
+def record_of(
+    each: Contestant, measure: Measure, model: Model, reference: Contestant | None
+) -> dict[str, Any]:
+    """One figure: the median over the rounds, what it moves, and ours in the same rounds."""
+    samples = each.samples[measure]
+    median = statistics.median(samples)
+    record: dict[str, Any] = {
+        "benchmark": "peers",
+        "model": model.name,
+        "bits": each.bits,
+        "peer": each.name,
+        "way": each.way,
+        "measure": measure.kind,
+        "tokens": measure.tokens,
+        "tokens_per_s": round(median, 2),
+        "samples": [round(value, 2) for value in samples],
+    }
+    if measure.kind == "decode":
+        context = statistics.fmean(each.contexts[measure])
+        read = statistics.median(each.read_gb_per_s[measure])
+        token_bytes = each.facts["weight_bytes"] + context * each.facts["kv_bytes_per_token"]
+        record |= {
+            "context": round(context),
+            "weight_bytes": each.facts["weight_bytes"],
+            "bytes_per_token": round(token_bytes),
+            "gb_per_s": round(median * token_bytes / 1e9, 2),
+            "read_gb_per_s": round(read, 2),
+            "share_of_read_bandwidth": round(median * token_bytes / 1e9 / read, 3),
+        }
+        if reference is not None and measure in reference.tokens:
+            same = agreeing(each.tokens[measure], reference.tokens[measure])
+            record |= {"agreeing_tokens": same, "decoded_tokens": len(each.tokens[measure])}
+    if each.beside[measure] and each.name != OURS:
+        ours = statistics.median(each.beside[measure])
+        record |= {
+            f"{OURS}_tokens_per_s": round(ours, 2),
+            f"{OURS}_over_peer": round(ours / median, 3),
+        }
+    if reference is not None and reference.first_tokens:
+        same = sum(a == b for a, b in zip(each.first_tokens, reference.first_tokens))
+        record |= {
+            "first_tokens_agree": same,
+            "first_tokens": len(each.first_tokens),
+            "reference": f"{reference.title} {reference.bits}",
+        }
+    version, note = each.facts.get("version", ""), each.facts.get("note", "")
+    return record | {"version": version, "note": note}
+
+
+def records_of(
+    contestants: Sequence[Contestant], model: Model, reference: Contestant | None
+) -> list[dict[str, Any]]:
+    """The lines of all contestants; one with a reason has a line that says it."""
+    records = []
+    for each in contestants:
+        done = [measure for measure, samples in each.samples.items() if samples]
+        records += [record_of(each, measure, model, reference) for measure in done]
+        if each.reason is not None:
+            records.append(
+                {
+                    "benchmark": "peers",
+                    "model": model.name,
+                    "bits": each.bits,
+                    "peer": each.name,
+                    "way": each.way,
+                    "reason": each.reason,
+                }
+            )
+    return records
+
+
+def show(title: str, records: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Peers down, measures across: tokens/s, ours as a multiple of it, the share of the memory."""
+    figures = [record for record in records if "measure" in record]
+    columns = sorted({(r["measure"] != "prefill", r["tokens"], r["measure"]) for r in figures})
+    table = Table(title=title)
+    table.add_column("tokens/s (ours is x times it)", no_wrap=True)
+    for _, tokens, kind in columns:
+        table.add_column(f"{kind} {tokens}", justify="right")
+        if kind == "decode":
+            table.add_column("MB", justify="right")
+            table.add_column("of read", justify="right")
+    table.add_column("same", justify="right")
+    rows: dict[str, dict[tuple[str, int], Mapping[str, Any]]] = {}
+    for record in figures:
+        name = f"{record['peer']} {record['way']}".strip()
+        rows.setdefault(name, {})[record["measure"], record["tokens"]] = record
+    for name, cells in rows.items():
+        row = [name]
+        for _, tokens, kind in columns:
+            record = cells.get((kind, tokens))
+            row.append("" if record is None else speed(record))
+            if kind == "decode":
+                row += ["", ""] if record is None else memory(record)
+        last = next(iter(cells.values()))
+        same = last.get("first_tokens_agree")
+        row.append("" if same is None else f"{same}/{last['first_tokens']}")
+        table.add_row(*row)
+    console.print(table)
+    for record in records:
+        if "reason" in record:
+            name = f"{record['peer']} {record['way']}".strip()
+            console.print(f"not measured: {name}: {record['reason']}", markup=False)
+
+
+def speed(record: Mapping[str, Any]) -> str:
+    ratio = record.get(f"{OURS}_over_peer")
+    return f"{record['tokens_per_s']:,.1f}" + ("" if ratio is None else f" ({ratio:.2f})")
+
+
+def memory(record: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{record['bytes_per_token'] / 1e6:,.0f}",
+        f"{record['share_of_read_bandwidth']:.0%}",
+    ]
