@@ -74,12 +74,26 @@ def call_pack(dtype: torch.dtype) -> None:
     ops.pack_weight(torch.ones(16, 16, dtype=dtype), format=format)
 
 
+def call_linear(dtype: torch.dtype) -> None:
+    format = ops.PackedFormat.F32 if dtype == torch.int8 else ops.PackedFormat.of(dtype)
+    packed = ops.pack_weight(torch.ones(16, 16, dtype=format.dtype), format=format)
+    ops.packed_linear(torch.ones(1, 16, dtype=dtype), packed, format=format, rows=16)
+
+
+def call_embedding(dtype: torch.dtype) -> None:
+    packed = ops.pack_weight(torch.ones(16, 16), format=0)
+    ids = torch.zeros(1, dtype=torch.int64)
+    ops.packed_embedding(ids, packed, format=0, rows=16, cols=16, dtype=dtype)
+
+
 CALLS = {
     "kv_cache_update_": call_update,
     "rope_attention_decode": attention(ops.rope_attention_decode),
     "causal_prefill": attention(ops.causal_prefill),
     "merge_attention": call_merge,
     "gate_up_silu_mlp": call_mlp,
+    "packed_linear": call_linear,
+    "packed_embedding": call_embedding,
     "pack_weight": call_pack,
 }
 

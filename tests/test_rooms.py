@@ -17,6 +17,8 @@ OPS = [
     "kv_cache_update",
     "merge_attention",
     "pack_weight",
+    "packed_embedding",
+    "packed_linear",
     "rope_attention_decode",
 ]
 

@@ -97,45 +97,62 @@ struct RopeRow {
 
 enum Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2 };
 
-// Columns of a packed weight: those of the weight, rounded up to whole 4-byte runs.
+// Index of the per-format rows below: PackedFormat of csrc/ops/packed_format.h.
+inline constexpr int kPackedFormats = 3;
 
-// h[m, i] = act(gate_i . x_m + gate_bias[i]) * (up_i . x_m + up_bias[i]) for panels
-// panel_begin <= i / 16 < panel_end of the intermediate dimension.
-struct GateUpTask {
-  const void* activation;  // [tokens, cols] as `prepare` left it
+// How the activations of a token lie in memory for the dot product of a packed weight.
+enum ActivationKind : int { kActF32 = 0, kActBf16 = 1 };
+inline constexpr int kActivationKinds = 2;
+
+// Bytes of a token's activations; cols are those of the packed weight.
+constexpr int64_t activation_row_bytes(ActivationKind kind, int64_t cols) {
+  return kind == kActF32 ? 4 * cols : 2 * cols;
+}
+
+// out[m][i] = w_i . x_m + bias[i] for the rows panel_begin <= i / 16 < panel_end of a packed weight
+// [rows, cols]. Reentrant: threads take disjoint ranges of panels.
+struct LinearTask {
+  const void* activation;    // tokens as `prepare` left them,
+  int64_t activation_bytes;  // this far apart
   int64_t tokens;
-  int64_t cols;        // of the packed weight
-  const void* packed;  // gate and up panels alternating
+  int64_t cols;  // of the packed weight: those of the weight, rounded up as its format says
+  int64_t group_size;
+  const void* packed;  // panel 0
   int64_t panel_begin;
   int64_t panel_end;
-  const float* gate_bias;  // null or [intermediate rounded up to 16], f32
-  const float* up_bias;
-  Activation function;
-  void* h;  // [tokens, h_stride], of the activation type
-  int64_t h_stride;
+  const float* bias;  // null or [rows rounded up to 16]
+  bool accumulate;    // out += ...; out is then f32
+  void* out;
+  ElementType out_type;  // not kInt8
+  int64_t out_stride;    // elements between tokens
+  int64_t rows;          // of out; what a panel has beyond is not written
 };
 
-// out[m, i] = w_i . h_m + bias[i] for panels panel_begin <= i / 16 < panel_end.
-struct DownTask {
-  const void* h;  // [tokens, h_stride], of the activation type, zero past the weight's columns
+// out[m][i] = act(gate_i . x_m + gate_bias[i]) * (up_i . x_m + up_bias[i]) for pairs of panels
+// panel_begin <= i / 16 < panel_end: panel 2p holds gate, 2p + 1 up. Fields as above.
+struct GateUpTask {
+  const void* activation;
+  int64_t activation_bytes;
   int64_t tokens;
-  int64_t h_stride;
-  int64_t cols;  // of the packed weight
+  int64_t cols;
+  int64_t group_size;
   const void* packed;
   int64_t panel_begin;
   int64_t panel_end;
-  const float* bias;  // null or [rows rounded up to 16], f32
-  void* out;          // [tokens, rows], of the weight's type
+  const float* gate_bias;
+  const float* up_bias;
+  Activation function;
+  void* out;
+  ElementType out_type;
+  int64_t out_stride;
   int64_t rows;
 };
 
-// The packed matmuls of one weight type.
+// The products of one packed format with one kind of activation.
 struct PackedLinearKernels {
-  int64_t activation_bytes;  // of one element of an activation
-  // One row of x, of the weight's type, as the dot product wants it; zero past cols.
-  void (*prepare)(const void* x, int64_t cols, int64_t cols_padded, void* activation);
+  ActivationKind kind;
+  void (*linear)(const LinearTask& task);
   void (*gate_up)(const GateUpTask& task);
-  void (*down)(const DownTask& task);
 };
 
 // One row per instruction set; a new one is one new file in isa/. No field may be null.
@@ -164,7 +181,15 @@ struct KernelTable {
   void (*merge_attention)(const float* const* rows, const float* weights, int64_t parts, float* out,
                           int64_t count);
 
-  PackedLinearKernels gate_up_silu_mlp[kFloatTypes];
+  // [format][0: float activations, 1: int8 activations]; where a format takes only one, both are
+  // it.
+  PackedLinearKernels packed_linear[kPackedFormats][2];
+  // One token x [cols] as activations of a kind, zero up to cols_padded. By ElementType of x.
+  void (*prepare[kActivationKinds][kFloatTypes])(const void* x, int64_t cols, int64_t cols_padded,
+                                                 void* activation);
+  // Row `row` of a packed weight in f32, out [cols].
+  void (*unpack_row[kPackedFormats])(const void* packed, int64_t cols, int64_t group_size,
+                                     int64_t row, float* out);
 
   // Panel `panel` of a [rows, cols] weight whose rows lie row_stride elements apart; by bytes of an
   // element: [0] four, [1] two. Both directions are pure moves.

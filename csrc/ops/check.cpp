@@ -83,6 +83,14 @@ void check_same_device(const char* op, const char* arg, const at::Tensor& t, con
                    " like ", other_arg, ", got ", t.device());
 }
 
+void check_bias(const char* op, const char* arg, const std::optional<at::Tensor>& bias,
+                const char* layout, int64_t size, const at::Tensor& x) {
+  if (!bias) return;
+  check_sizes(op, arg, *bias, layout, {size});
+  check_dtype(op, arg, *bias, {x.scalar_type(), at::kFloat});
+  check_same_device(op, arg, *bias, "x", x);
+}
+
 void check_dense_last_dim(const char* op, const char* arg, const at::Tensor& t) {
   TORCH_CHECK_VALUE(t.size(-1) <= 1 || t.stride(-1) == 1, op, ": ", arg,
                     " must have stride 1 in its last dimension, got strides ", t.strides(),

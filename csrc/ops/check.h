@@ -4,6 +4,7 @@
 
 #include <array>
 #include <initializer_list>
+#include <optional>
 #include <string>
 
 // Checks that all ops share. Each names the op, the argument, what was wanted and what came.
@@ -34,6 +35,10 @@ void check_dtype(const char* op, const char* arg, const at::Tensor& t,
 
 // float32, bfloat16 or float16.
 void check_float_dtype(const char* op, const char* arg, const at::Tensor& t);
+
+// An optional bias of `size` elements: float32 or x's dtype, on x's device.
+void check_bias(const char* op, const char* arg, const std::optional<at::Tensor>& bias,
+                const char* layout, int64_t size, const at::Tensor& x);
 
 void check_same_device(const char* op, const char* arg, const at::Tensor& t, const char* other_arg,
                        const at::Tensor& other);

@@ -106,6 +106,23 @@ TensorPair unpack_gate_up(const at::Tensor& packed, PackedFormat format, int64_t
   return unpack.call(packed, static_cast<int64_t>(format), rows, cols, 0);
 }
 
+at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& packed, const LinearOptions& o) {
+  static const auto linear =
+      op<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t, bool,
+                    const OptionalTensor&)>("fasttps::packed_linear");
+  return linear.call(x, packed, static_cast<int64_t>(o.format), o.rows, o.group_size,
+                     o.int8_activation, o.bias);
+}
+
+at::Tensor packed_embedding(const at::Tensor& ids, const at::Tensor& packed,
+                            const EmbeddingOptions& o) {
+  static const auto embedding =
+      op<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t, at::ScalarType,
+                    int64_t)>("fasttps::packed_embedding");
+  return embedding.call(ids, packed, static_cast<int64_t>(o.format), o.rows, o.cols, o.dtype,
+                        o.group_size);
+}
+
 at::Tensor gate_up_silu_mlp(const at::Tensor& x, const at::Tensor& gate_up, const at::Tensor& down,
                             const MlpOptions& options) {
   static const auto mlp =

@@ -83,6 +83,30 @@ at::Tensor pack_gate_up(const at::Tensor& gate, const at::Tensor& up, PackedForm
 std::tuple<at::Tensor, at::Tensor> unpack_gate_up(const at::Tensor& packed, PackedFormat format,
                                                   int64_t rows, int64_t cols);
 
+struct LinearOptions {
+  PackedFormat format;
+  int64_t rows;
+  int64_t group_size = 0;
+  bool int8_activation = false;
+  std::optional<at::Tensor> bias = {};
+};
+
+// x W^T + bias over a packed weight; x [..., cols], out [..., rows].
+at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& packed,
+                         const LinearOptions& options);
+
+struct EmbeddingOptions {
+  PackedFormat format;
+  int64_t rows;
+  int64_t cols;
+  at::ScalarType dtype;
+  int64_t group_size = 0;
+};
+
+// Rows `ids` of a packed weight; out [..., cols].
+at::Tensor packed_embedding(const at::Tensor& ids, const at::Tensor& packed,
+                            const EmbeddingOptions& options);
+
 struct MlpOptions {
   PackedFormat gate_up_format;
   PackedFormat down_format;

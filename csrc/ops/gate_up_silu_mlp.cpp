@@ -13,14 +13,6 @@ namespace {
 constexpr const char* kOp = "gate_up_silu_mlp";
 constexpr std::array<std::string_view, 3> kActivations{"silu", "gelu", "gelu_tanh"};
 
-void check_bias(const char* arg, const std::optional<at::Tensor>& bias, const char* layout,
-                int64_t size, const at::Tensor& x) {
-  if (!bias) return;
-  check_sizes(kOp, arg, *bias, layout, {size});
-  check_dtype(kOp, arg, *bias, {x.scalar_type(), at::kFloat});
-  check_same_device(kOp, arg, *bias, "x", x);
-}
-
 at::Tensor gate_up_silu_mlp_meta(const at::Tensor& x, const at::Tensor& gate_up,
                                  const at::Tensor& down, int64_t gate_up_format,
                                  int64_t down_format, int64_t intermediate_size,
@@ -63,9 +55,9 @@ GateUpSiluMlpShape check_gate_up_silu_mlp(const GateUpSiluMlpArgs& args) {
                    args.gate_up_format, ", got ", args.down_format);
   check_same_device(kOp, "gate_up", args.gate_up, "x", x);
   check_same_device(kOp, "down", args.down, "x", x);
-  check_bias("gate_bias", args.gate_bias, "[intermediate_size]", intermediate_size, x);
-  check_bias("up_bias", args.up_bias, "[intermediate_size]", intermediate_size, x);
-  check_bias("down_bias", args.down_bias, "[hidden_size]", hidden_size, x);
+  check_bias(kOp, "gate_bias", args.gate_bias, "[intermediate_size]", intermediate_size, x);
+  check_bias(kOp, "up_bias", args.up_bias, "[intermediate_size]", intermediate_size, x);
+  check_bias(kOp, "down_bias", args.down_bias, "[hidden_size]", hidden_size, x);
   for (size_t i = 0; i < kActivations.size(); ++i) {
     if (args.activation == kActivations[i]) {
       return {gate_up, element_count(x) / hidden_size, hidden_size, intermediate_size,

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "cpu/panel_split.h"
 #include "kernel_tables.h"
 
 namespace fasttps::cpu {
@@ -78,23 +79,25 @@ TEST_P(PackedLinear, GateUpAndDownMatchFloat64) {
     const Packed down(kernels(), type, hidden, intermediate, 9);
     const std::vector<uint8_t> gate_up = interleave(gate, up);
     const Stored x = store(kernels(), type, normal(static_cast<size_t>(tokens * hidden), 10, 0.1f));
-    const PackedLinearKernels& linear = kernels().gate_up_silu_mlp[type];
+    const PackedLinearKernels& linear = kernels().packed_linear[type][0];
 
     const size_t element = type == kF32 ? 4 : 2;
-    std::vector<uint8_t> activation(
-        static_cast<size_t>(tokens * gate.cols_padded * linear.activation_bytes));
+    const int64_t x_bytes = activation_row_bytes(linear.kind, gate.cols_padded);
+    std::vector<uint8_t> activation(static_cast<size_t>(tokens * x_bytes));
     for (int64_t m = 0; m < tokens; ++m) {
-      linear.prepare(x.bytes.data() + m * hidden * element, hidden, gate.cols_padded,
-                     activation.data() + m * gate.cols_padded * linear.activation_bytes);
+      kernels().prepare[linear.kind][type](x.bytes.data() + m * hidden * element, hidden,
+                                           gate.cols_padded, activation.data() + m * x_bytes);
     }
     const int64_t h_stride = rounded_up(intermediate, kPanelRows);
-    std::vector<uint8_t> h(static_cast<size_t>(tokens * h_stride * linear.activation_bytes));
-    linear.gate_up({activation.data(), tokens, gate.cols_padded, gate_up.data(), 0, gate.panels(),
-                    nullptr, nullptr, kSilu, h.data(), h_stride});
+    const int64_t h_bytes = activation_row_bytes(linear.kind, h_stride);
+    std::vector<uint8_t> h(static_cast<size_t>(tokens * h_bytes));
+    linear.gate_up({activation.data(), x_bytes, tokens, gate.cols_padded, 0, gate_up.data(), 0,
+                    gate.panels(), nullptr, nullptr, kSilu, h.data(),
+                    linear.kind == kActBf16 ? kBf16 : kF32, h_stride, h_stride});
     std::vector<float> bias(static_cast<size_t>(rounded_up(hidden, kPanelRows)), 0.25f);
     std::vector<uint8_t> out(static_cast<size_t>(tokens * hidden) * element);
-    linear.down({h.data(), tokens, h_stride, down.cols_padded, down.bytes.data(), 0, down.panels(),
-                 bias.data(), out.data(), hidden});
+    linear.linear({h.data(), h_bytes, tokens, down.cols_padded, 0, down.bytes.data(), 0,
+                   down.panels(), bias.data(), false, out.data(), type, hidden, hidden});
 
     std::vector<float> got(static_cast<size_t>(tokens * hidden));
     kernels().load_row[type](out.data(), got.data(), tokens * hidden);
@@ -120,6 +123,57 @@ TEST_P(PackedLinear, GateUpAndDownMatchFloat64) {
       }
     }
   }
+}
+
+TEST_P(PackedLinear, AddsToWhatIsThere) {
+  const int64_t rows = 21, cols = 33, tokens = 3, stride = 40;
+  const Packed weight(kernels(), kF32, rows, cols, 12);
+  const std::vector<float> x = normal(static_cast<size_t>(tokens * cols), 13);
+  const std::vector<float> before = normal(static_cast<size_t>(tokens * stride), 14);
+  std::vector<float> out = before;
+  for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{1, 2}, {0, 1}}) {
+    kernels().packed_linear[kF32][0].linear({x.data(), cols * 4, tokens, cols, 0,
+                                             weight.bytes.data(), begin, end, nullptr, true,
+                                             out.data(), kF32, stride, rows});
+  }
+  for (int64_t m = 0; m < tokens; ++m) {
+    for (int64_t i = 0; i < stride; ++i) {
+      double y = before[m * stride + i];
+      for (int64_t k = 0; i < rows && k < cols; ++k) y += weight.at(i, k) * x[m * cols + k];
+      EXPECT_NEAR(out[m * stride + i], y, 1e-5) << m << ", " << i;
+    }
+  }
+}
+
+TEST_P(PackedLinear, UnpacksOneRow) {
+  for (const ElementType type : {kF32, kBf16, kF16}) {
+    const Packed packed(kernels(), type, 18, 7, 15);
+    for (const int64_t row : {0, 15, 17}) {
+      std::vector<float> got(7);
+      kernels().unpack_row[type](packed.bytes.data(), 7, 0, row, got.data());
+      for (int64_t col = 0; col < 7; ++col) EXPECT_EQ(got[col], packed.at(row, col));
+    }
+  }
+}
+
+TEST(PanelRange, CoversAllPanelsOnce) {
+  for (const int64_t panels : {1, 2, 7, 512, 513}) {
+    for (int64_t parts = 1; parts <= panels && parts < 9; ++parts) {
+      int64_t next = 0;
+      for (int64_t part = 0; part < parts; ++part) {
+        const PanelRange range = panel_range(panels, part, parts);
+        EXPECT_EQ(range.begin, next);
+        EXPECT_GE(range.end - range.begin, panels / parts);
+        EXPECT_LE(range.end - range.begin, panels / parts + 1);
+        next = range.end;
+      }
+      EXPECT_EQ(next, panels);
+    }
+  }
+  EXPECT_EQ(panel_parts(512, 65536, 4), 4);
+  EXPECT_EQ(panel_parts(3, 65536, 4), 3);
+  EXPECT_EQ(panel_parts(4, 1024, 4), 1);
+  EXPECT_EQ(panel_parts(0, 1024, 4), 0);
 }
 
 FASTTPS_EVERY_ISA(PackedLinear);

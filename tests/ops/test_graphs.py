@@ -65,6 +65,25 @@ def packed_call(op):
     return {"packed": packed, "format": 1, "rows": 19, "cols": 7}
 
 
+def linear_call():
+    packed = ops.pack_weight(randn(0, 19, 20, dtype=torch.bfloat16), format=1)
+    x = randn(5, 3, 4, 31, dtype=torch.bfloat16)[..., :20].transpose(0, 1)
+    return {"x": x, "packed": packed, "format": 1, "rows": 19, "bias": randn(6, 19)}
+
+
+def embedding_call():
+    packed = ops.pack_weight(randn(0, 19, 20, dtype=torch.bfloat16), format=1)
+    ids = torch.tensor([[3, 18, 0], [1, 2, 3]]).t()
+    return {
+        "ids": ids,
+        "packed": packed,
+        "format": 1,
+        "rows": 19,
+        "cols": 20,
+        "dtype": torch.float32,
+    }
+
+
 # name -> (op, overload, keyword arguments)
 CALLS = {
     **{
@@ -83,6 +102,8 @@ CALLS = {
     "merge_attention": ("merge_attention", "default", merge_call),
     "gate_up_silu_mlp": ("gate_up_silu_mlp", "default", mlp_call),
     "gate_up_silu_mlp-gelu": ("gate_up_silu_mlp", "default", lambda: mlp_call(activation="gelu")),
+    "packed_linear": ("packed_linear", "default", linear_call),
+    "packed_embedding": ("packed_embedding", "default", embedding_call),
     **{
         op: (op, "default", lambda op=op: packed_call(op))
         for op in ("pack_weight", "unpack_weight", "pack_gate_up", "unpack_gate_up")
@@ -163,6 +184,8 @@ COMPILED = [
     "kv_cache_update_-transposed",
     "merge_attention",
     "gate_up_silu_mlp",
+    "packed_linear",
+    "packed_embedding",
     "pack_gate_up",
     "unpack_weight",
 ]
@@ -220,7 +243,16 @@ def test_moving_position_recompiles_nothing(device_family, dynamic):
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("op", ["causal_prefill", "gate_up_silu_mlp", "merge_attention"])
+CHANGING = [
+    "causal_prefill",
+    "gate_up_silu_mlp",
+    "merge_attention",
+    "packed_embedding",
+    "packed_linear",
+]
+
+
+@pytest.mark.parametrize("op", CHANGING)
 def test_changing_length_is_one_dynamic_graph(device_family, op):
     """Meta kernels that read the sizes made a graph for each prompt length."""
     torch._dynamo.reset()
@@ -236,6 +268,12 @@ def test_changing_length_is_one_dynamic_graph(device_family, op):
         ),
         "gate_up_silu_mlp": lambda tokens: (
             mlp_call() | {"x": randn(5, 2, tokens, 20, dtype=torch.bfloat16)}
+        ),
+        "packed_embedding": lambda tokens: (
+            embedding_call() | {"ids": torch.arange(2 * tokens).view(2, tokens)}
+        ),
+        "packed_linear": lambda tokens: (
+            linear_call() | {"x": randn(5, 2, tokens, 20, dtype=torch.bfloat16)}
         ),
         "merge_attention": lambda tokens: {
             "outs": [randn(seed, 2, tokens, 4, 8) for seed in (1, 2)],

@@ -5,10 +5,14 @@
 //
 #include "attention.h"
 #include "causal_prefill.h"
-#include "gate_up_silu_mlp.h"
 #include "kv_cache_update.h"
 #include "merge_attention.h"
 #include "pack_weight.h"
+#include "packed_embedding.h"
+#include "packed_linear.h"
+#include "prepare.h"
+//
+#include "gate_up_silu_mlp.h"
 #include "rope.h"
 #include "rope_attention_decode.h"
 
@@ -34,8 +38,14 @@ constexpr KernelTable kernel_table_for(const char* isa, uint32_t required_featur
       {causal_prefill<Vec, F32>, causal_prefill<Vec, Bf16>, causal_prefill<Vec, F16>,
        causal_prefill<Vec, Int8>},
       merge_attention<Vec>,
-      {packed_linear_kernels<FloatProduct<Vec, F32>>(), bf16_linear_kernels<Vec>(),
-       packed_linear_kernels<FloatProduct<Vec, F16>>()},
+      {{packed_linear_kernels<FloatProduct<Vec, F32>>(),
+        packed_linear_kernels<FloatProduct<Vec, F32>>()},
+       {packed_linear_kernels<Bf16Product<Vec>>(), packed_linear_kernels<Bf16Product<Vec>>()},
+       {packed_linear_kernels<FloatProduct<Vec, F16>>(),
+        packed_linear_kernels<FloatProduct<Vec, F16>>()}},
+      {{prepare_f32<Vec, F32>, prepare_f32<Vec, Bf16>, prepare_f32<Vec, F16>},
+       {prepare_bf16<Vec, F32>, prepare_bf16<Vec, Bf16>, prepare_bf16<Vec, F16>}},
+      {unpack_row<F32>, unpack_row<Bf16>, unpack_row<F16>},
       {pack_panel<uint32_t>, pack_panel<uint16_t>},
       {unpack_panel<uint32_t>, unpack_panel<uint16_t>},
   };

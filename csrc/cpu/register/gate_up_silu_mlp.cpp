@@ -1,38 +1,18 @@
 #include "../../ops/gate_up_silu_mlp.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/reshape.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <memory>
-#include <vector>
 
-#include "../dispatch.h"
 #include "../element_type.h"
+#include "packed_matmul.h"
 
 namespace fasttps::cpu {
 namespace {
 
 // Tokens whose intermediate is held at once.
 constexpr int64_t kTokenBlock = 256;
-
-// A bias in f32, zero up to whole panels; empty if there is none.
-std::vector<float> padded_bias(const std::optional<at::Tensor>& bias, int64_t size) {
-  if (!bias) return {};
-  std::vector<float> out(static_cast<size_t>(packed_panels(size) * kPanelRows), 0.0f);
-  const at::Tensor dense = bias->contiguous();
-  kernels().load_row[element_type(dense)](dense.const_data_ptr(), out.data(), size);
-  return out;
-}
-
-const float* data_or_null(const std::vector<float>& v) { return v.empty() ? nullptr : v.data(); }
-
-// Panels in contiguous ranges, one stream of weights a thread.
-template <class Run>
-void for_panel_ranges(int64_t panels, int64_t panel_bytes, const Run& run) {
-  at::parallel_for(0, panels, 1 + 32768 / panel_bytes, run);
-}
 
 at::Tensor gate_up_silu_mlp(const at::Tensor& x, const at::Tensor& gate_up, const at::Tensor& down,
                             int64_t gate_up_format, int64_t down_format, int64_t intermediate_size,
@@ -47,43 +27,42 @@ at::Tensor gate_up_silu_mlp(const at::Tensor& x, const at::Tensor& gate_up, cons
   if (shape.tokens == 0) return out;
   const at::Tensor rows = at::reshape(x, {shape.tokens, shape.hidden_size});
 
-  const PackedLinearKernels& table = kernels().gate_up_silu_mlp[static_cast<int>(element_type(x))];
+  const PackedLinearKernels& gate_up_table = kernels().packed_linear[gate_up_format][0];
+  const PackedLinearKernels& down_table = kernels().packed_linear[down_format][0];
   const int64_t hidden_cols = packed_cols(shape.format, shape.hidden_size);
   const int64_t intermediate_cols = packed_cols(shape.format, intermediate_size);
   const int64_t gate_panels = packed_panels(intermediate_size);
-  const int64_t h_stride = gate_panels * kPanelRows;
   const int64_t block = std::min(kTokenBlock, shape.tokens);
-  const auto bytes = [&](int64_t count) {
-    return std::make_unique_for_overwrite<char[]>(
-        static_cast<size_t>(block * count * table.activation_bytes));
-  };
-  const auto x_rows = bytes(hidden_cols);
-  const auto h_rows = bytes(h_stride);
+  Activations activations(gate_up_table.kind, block, shape.hidden_size, hidden_cols);
+  // Written by whole panels, so the columns up to intermediate_cols are zero.
+  const ElementType h_type = down_table.kind == kActBf16 ? kBf16 : kF32;
+  const int64_t h_stride = gate_panels * kPanelRows;
+  const int64_t h_bytes = activation_row_bytes(down_table.kind, h_stride);
+  const auto h = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(block * h_bytes));
   const std::vector<float> gate_bias_f32 = padded_bias(gate_bias, intermediate_size);
   const std::vector<float> up_bias_f32 = padded_bias(up_bias, intermediate_size);
   const std::vector<float> down_bias_f32 = padded_bias(down_bias, shape.hidden_size);
 
   for (int64_t token = 0; token < shape.tokens; token += block) {
     const int64_t tokens = std::min(block, shape.tokens - token);
-    at::parallel_for(0, tokens, 1 + 32768 / hidden_cols, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        table.prepare(element(rows, (token + i) * rows.stride(0)), shape.hidden_size, hidden_cols,
-                      x_rows.get() + i * hidden_cols * table.activation_bytes);
-      }
-    });
+    activations.prepare(element(rows, token * rows.stride(0)), element_type(x), rows.stride(0),
+                        tokens);
     for_panel_ranges(
         gate_panels, 2 * packed_panel_bytes(shape.format, shape.hidden_size),
         [&](int64_t begin, int64_t end) {
-          table.gate_up({x_rows.get(), tokens, hidden_cols, gate_up.const_data_ptr(), begin, end,
-                         data_or_null(gate_bias_f32), data_or_null(up_bias_f32),
-                         static_cast<Activation>(shape.activation), h_rows.get(), h_stride});
+          gate_up_table.gate_up({activations.data(), activations.row_bytes(), tokens, hidden_cols,
+                                 gate_up_group_size, gate_up.const_data_ptr(), begin, end,
+                                 data_or_null(gate_bias_f32), data_or_null(up_bias_f32),
+                                 static_cast<Activation>(shape.activation), h.get(), h_type,
+                                 h_stride, h_stride});
         });
     void* out_rows = mutable_element(out, token * shape.hidden_size);
     for_panel_ranges(
         packed_panels(shape.hidden_size), packed_panel_bytes(shape.format, intermediate_size),
         [&](int64_t begin, int64_t end) {
-          table.down({h_rows.get(), tokens, h_stride, intermediate_cols, down.const_data_ptr(),
-                      begin, end, data_or_null(down_bias_f32), out_rows, shape.hidden_size});
+          down_table.linear({h.get(), h_bytes, tokens, intermediate_cols, down_group_size,
+                             down.const_data_ptr(), begin, end, data_or_null(down_bias_f32), false,
+                             out_rows, element_type(out), shape.hidden_size, shape.hidden_size});
         });
   }
   return out;

@@ -1,9 +1,9 @@
 #include "../../ops/pack_weight.h"
 
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
-#include "../dispatch.h"
+#include "../huge_pages.h"
+#include "packed_matmul.h"
 
 namespace fasttps::cpu {
 namespace {
@@ -18,10 +18,16 @@ template <class Work>
 void for_each_panel(const PackedShape& shape, const Work& work) {
   const int64_t panel_bytes = packed_panel_bytes(shape.format, shape.cols);
   if (panel_bytes == 0) return;
-  at::parallel_for(0, packed_panels(shape.rows), 1 + 65536 / panel_bytes,
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t panel = begin; panel < end; ++panel) work(panel, panel_bytes);
-                   });
+  for_panel_ranges(packed_panels(shape.rows), panel_bytes, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) work(panel, panel_bytes);
+  });
+}
+
+// Before its first touch.
+at::Tensor empty_packed_in_huge_pages(const at::Tensor& like, const PackedShape& shape) {
+  at::Tensor packed = empty_packed(like, shape);
+  prefer_huge_pages(packed.mutable_data_ptr(), packed.numel());
+  return packed;
 }
 
 void pack(const PackedShape& shape, const Half& half, const at::Tensor& packed) {
@@ -46,14 +52,14 @@ void unpack(const PackedShape& shape, const at::Tensor& packed, const Half& half
 
 at::Tensor pack_weight(const at::Tensor& weight, int64_t format) {
   const PackedShape shape = check_pack_weight(weight, format);
-  at::Tensor packed = empty_packed(weight, shape);
+  at::Tensor packed = empty_packed_in_huge_pages(weight, shape);
   pack(shape, {weight, 0, 1}, packed);
   return packed;
 }
 
 at::Tensor pack_gate_up(const at::Tensor& gate, const at::Tensor& up, int64_t format) {
   const PackedShape shape = check_pack_gate_up(gate, up, format);
-  at::Tensor packed = empty_packed(gate, shape);
+  at::Tensor packed = empty_packed_in_huge_pages(gate, shape);
   pack(shape, {gate, 0, 2}, packed);
   pack(shape, {up, 1, 2}, packed);
   return packed;

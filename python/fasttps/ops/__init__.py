@@ -15,6 +15,8 @@ from .pack_weight import (
     unpack_gate_up,
     unpack_weight,
 )
+from .packed_embedding import packed_embedding
+from .packed_linear import packed_linear
 from .rope_attention_decode import rope_attention_decode
 
 __all__ = [
@@ -26,6 +28,8 @@ __all__ = [
     "merge_attention",
     "pack_gate_up",
     "pack_weight",
+    "packed_embedding",
+    "packed_linear",
     "rope_attention_decode",
     "unpack_gate_up",
     "unpack_weight",

@@ -1,0 +1,51 @@
+#pragma once
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "../dispatch.h"
+#include "../panel_split.h"
+
+namespace fasttps::cpu {
+
+// run(begin, end) over panels [0, panels), one contiguous range a thread. A weight is packed and
+// read by the same split, so its pages lie near the thread that reads them.
+template <class Run>
+void for_panel_ranges(int64_t panels, int64_t panel_bytes, const Run& run) {
+  const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  const int64_t parts = panel_parts(panels, panel_bytes, threads);
+  at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+    run(panel_range(panels, begin, parts).begin, panel_range(panels, end - 1, parts).end);
+  });
+}
+
+// A bias in f32, zero up to whole panels; empty if there is none.
+std::vector<float> padded_bias(const std::optional<at::Tensor>& bias, int64_t size);
+
+inline const float* data_or_null(const std::vector<float>& v) {
+  return v.empty() ? nullptr : v.data();
+}
+
+// Memory for the activations of some tokens, and the tokens in it.
+class Activations {
+ public:
+  // cols_padded: columns of the packed weight that they meet.
+  Activations(ActivationKind kind, int64_t tokens, int64_t cols, int64_t cols_padded);
+
+  // x: `tokens` rows of `cols`, row_stride elements apart.
+  void prepare(const void* x, ElementType type, int64_t row_stride, int64_t tokens);
+
+  const void* data() const { return memory_.get(); }
+  int64_t row_bytes() const { return row_bytes_; }
+
+ private:
+  ActivationKind kind_;
+  int64_t cols_, cols_padded_, row_bytes_;
+  std::unique_ptr<std::byte[]> memory_;
+};
+
+}  // namespace fasttps::cpu
