@@ -15,13 +15,14 @@ from fasttps.models import FAMILIES
 
 
 def check_isa() -> None:
-    """Let a FASTTPS_ISA that cannot run here fail before the model is loaded.
+    """Let a FASTTPS_ISA or FASTTPS_BF16_GEMM that cannot run fail before the model is loaded.
 
     Raises:
-        CliError: USAGE: with the instruction sets that can.
+        CliError: USAGE: with those that can.
     """
     try:
         fasttps.isa.active()
+        fasttps.isa.bf16_product()
     except ValueError as error:
         raise CliError(ExitCode.USAGE, str(error)) from error
 
