@@ -48,7 +48,7 @@ def patch_model(model: Any, reporter: Reporter) -> fasttps.Patch:
 def check_supported(path: Path) -> None:
     """Tell a model that cannot be patched by its config, before its weights are read.
 
-    A GGUF file is not looked at: its config takes as long to read as half of its weights.
+    A GGUF file is not looked at: one that is not a Llama is told when it is loaded.
 
     Raises:
         CliError: UNSUPPORTED_MODEL, or BROKEN_MODEL where the config makes no model.
