@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from fasttps import ops
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_KEY_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = (*_KEY_DTYPES, torch.int8)
 _INT64_MAX = 2**63 - 1
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
@@ -57,8 +58,9 @@ class StaticKVLayer(CacheLayerMixin):
     """One layer of a StaticKVCache.
 
     Attributes:
-        keys, values: [batch, num_kv_heads, max_seq_len, head_dim], of the dtype of the first keys;
-            None before those came.
+        keys, values: [batch, num_kv_heads, max_seq_len, head_dim], of the cache's dtype or else
+            that of the first keys; None before those came.
+        k_scale, v_scale: float32 [batch, num_kv_heads, max_seq_len] of an int8 cache, else None.
         filled: tokens in the layer; slots from there on hold nothing of meaning. The cache's
             length is that of the layer with the fewest.
     """
@@ -69,8 +71,14 @@ class StaticKVLayer(CacheLayerMixin):
     is_croppable = True
     is_sliding = False
 
-    def __init__(self, max_seq_len: int, steps: Steps, index: int) -> None:
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+    def __init__(
+        self, max_seq_len: int, steps: Steps, index: int, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
+        self._wanted_dtype = dtype
         self.max_seq_len = max_seq_len
         self.max_cache_len = max_seq_len  # transformers' name
         self._steps = steps
@@ -127,15 +135,21 @@ class StaticKVLayer(CacheLayerMixin):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        if dtype not in _DTYPES:
+        if dtype not in _KEY_DTYPES:
             raise TypeError(f"StaticKVCache: key wanted float32, bfloat16 or float16, got {dtype}")
+        held = self._wanted_dtype or dtype
         slots = (batch, num_kv_heads, self.max_seq_len)
+        k_scale = v_scale = None
         # Not inference tensors, so that a cache filled in inference mode can be used outside.
         with torch.inference_mode(False):
-            keys = torch.empty(*slots, k_head_dim, dtype=dtype, device=device)
-            values = torch.empty(*slots, v_head_dim, dtype=dtype, device=device)
+            keys = torch.empty(*slots, k_head_dim, dtype=held, device=device)
+            values = torch.empty(*slots, v_head_dim, dtype=held, device=device)
+            if held == torch.int8:
+                k_scale = torch.empty(slots, dtype=torch.float32, device=device)
+                v_scale = torch.empty(slots, dtype=torch.float32, device=device)
         self.keys, self.values = keys, values
-        self.dtype, self.device = dtype, device
+        self.k_scale, self.v_scale = k_scale, v_scale
+        self.dtype, self.device = held, device
         self._kind = (batch, num_kv_heads, k_head_dim, v_head_dim, dtype, device)
         self.batch_size = self.max_batch_size = batch
         self.is_initialized = True
@@ -154,13 +168,33 @@ class StaticKVLayer(CacheLayerMixin):
         """Append rotated keys and values [batch, num_kv_heads, new_tokens, head_dim].
 
         Returns:
-            Views of all keys and values that are in the cache now.
+            All keys and values that are in the cache now, in the dtype of the new ones: views
+            where that is the cache's.
         """
+        dtype = key_states.dtype
         key, value = key_states.transpose(1, 2), value_states.transpose(1, 2)
         seq_lens = self.reserve(key, value)
-        ops.kv_cache_update_(self.keys, self.values, key, value, seq_lens)
+        if self.k_scale is None:
+            key, value = key.to(self.dtype), value.to(self.dtype)
+        ops.kv_cache_update_(
+            self.keys,
+            self.values,
+            key,
+            value,
+            seq_lens,
+            k_scale=self.k_scale,
+            v_scale=self.v_scale,
+        )
         self.filled += key.size(1)
-        return self.keys[:, :, : self.filled], self.values[:, :, : self.filled]
+        return self._filled(self.keys, self.k_scale, dtype), self._filled(
+            self.values, self.v_scale, dtype
+        )
+
+    def _filled(self, buffer: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+        rows = buffer[:, :, : self.filled]
+        if scale is not None:
+            rows = rows * scale[:, :, : self.filled, None]
+        return rows.to(dtype)
 
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
         """Keys that a mask covers, and the position of the first."""
@@ -198,9 +232,14 @@ class StaticKVLayer(CacheLayerMixin):
         if beam_idx.numel() != self.batch_size:
             self._replace_batch(lambda filled: filled.index_select(0, beam_idx))
             return
-        for buffer in (self.keys, self.values):
+        for buffer in self._buffers():
             filled = buffer[:, :, : self.filled]
             filled.copy_(filled.index_select(0, beam_idx.to(buffer.device)))
+
+    def _buffers(self) -> list[Tensor]:
+        """All that hold a slot a token, [batch, num_kv_heads, max_seq_len, ...]."""
+        buffers = (self.keys, self.values, self.k_scale, self.v_scale)
+        return [buffer for buffer in buffers if buffer is not None]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each sequence `repeats` times, one after the other."""
@@ -214,13 +253,11 @@ class StaticKVLayer(CacheLayerMixin):
         """Move the filled rows of other sequences into new buffers."""
         if not self.is_initialized:
             return
-        keys = choose(self.keys[:, :, : self.filled])
-        values = choose(self.values[:, :, : self.filled])
-        self._allocate(
-            keys.size(0), keys.size(1), keys.size(3), values.size(3), keys.dtype, keys.device
-        )
-        self.keys[:, :, : self.filled].copy_(keys)
-        self.values[:, :, : self.filled].copy_(values)
+        chosen = [choose(buffer[:, :, : self.filled]) for buffer in self._buffers()]
+        assert self._kind is not None
+        self._allocate(chosen[0].size(0), *self._kind[1:])
+        for buffer, rows in zip(self._buffers(), chosen):
+            buffer[:, :, : self.filled].copy_(rows)
 
     def __repr__(self) -> str:
         return f"StaticKVLayer({self.filled} of {self.max_seq_len})"
@@ -233,24 +270,32 @@ class StaticKVCache(Cache):
     of models patched or not, with greedy search, sampling, beams and assisted decoding. In a
     patched model RoPE, the write and the attention are one op.
 
-    Memory is taken with the first tokens, in their dtype (float32, bfloat16 or float16) and for
-    their batch, and in full: 2 * layers * batch * num_kv_heads * max_seq_len * head_dim elements;
+    Memory is taken with the first tokens, in their dtype (float32, bfloat16 or float16) unless
+    another is asked for, for their batch, and in full: 2 * layers * batch * num_kv_heads *
+    max_seq_len * head_dim elements, and with int8 as many scales as there are rows;
     `reset()` keeps it for the next prompt, if that is of the same batch and dtype. A layer with a
     sliding window keeps all tokens too.
     """
 
-    def __init__(self, config: Any, max_seq_len: int) -> None:
+    def __init__(self, config: Any, max_seq_len: int, dtype: torch.dtype | None = None) -> None:
         """
         Args:
             config: the model's.
+            dtype: what is kept: torch.int8 (each row with a scale; half the bytes of bfloat16),
+                or a floating type; None: what the keys are.
             max_seq_len: tokens that fit, prompt and answer together; with assisted decoding or
                 prompt lookup the drafts of one step too.
 
         Raises:
             ValueError: max_seq_len is not positive or past int64, or a layer keeps something
                 other than keys and values.
-            TypeError: max_seq_len is not an integer.
+            TypeError: max_seq_len is not an integer, or dtype none that can be kept.
         """
+        if dtype is not None and dtype not in _DTYPES:
+            raise TypeError(
+                "StaticKVCache: dtype wanted None, torch.float32, bfloat16, float16 or int8, got "
+                f"{dtype}"
+            )
         if isinstance(max_seq_len, bool) or not hasattr(max_seq_len, "__index__"):
             raise TypeError(
                 f"StaticKVCache: max_seq_len wanted an int, got {type(max_seq_len).__name__}"
@@ -272,8 +317,14 @@ class StaticKVCache(Cache):
         num_layers = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", 0) or 0)
         self._steps = Steps(num_layers)
         super().__init__(
-            layers=[StaticKVLayer(max_seq_len, self._steps, at) for at in range(num_layers)]
+            layers=[StaticKVLayer(max_seq_len, self._steps, at, dtype) for at in range(num_layers)]
         )
+
+    @classmethod
+    def for_model(cls, model: nn.Module, max_seq_len: int) -> StaticKVCache:
+        """A cache that holds what the patch of `model` was asked for as its `kv`."""
+        kinds = {module.__dict__["kv"] for module in model.modules() if "kv" in module.__dict__}
+        return cls(model.config, max_seq_len, next(iter(kinds), None))
 
     def crop(self, tokens: int) -> None:
         """Negative: remove so many of the last tokens. Positive: keep so many of the first."""

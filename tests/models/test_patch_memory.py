@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fasttps
-from fasttps.models.gated_mlp import return_freed_memory
+from fasttps.models.obstacles import return_freed_memory
 from tests.support.command import process_environment
 from tests.support.llama import generate, logits, prompt, tiny_llama
 
@@ -37,7 +37,8 @@ def bytes_in_use():
 def test_peak_memory_is_that_of_the_unpatched_model(tmp_path):
     """SmolLM2-135M's shape in bfloat16, each in a process of its own: peak up to 8 tokens.
 
-    By the peak of the process, and by what it has above Python, torch and transformers.
+    By the peak of the process, and by what it has above Python, torch and transformers; but for
+    the largest weight, which is there twice while it is packed.
     """
     file = tmp_path / "memory.jsonl"
     command = [sys.executable, ROOT / "benchmarks" / "bench_memory.py", "--json", file]
@@ -46,8 +47,10 @@ def test_peak_memory_is_that_of_the_unpatched_model(tmp_path):
     print(record)
     assert record["dtype"] == "bfloat16"
     assert record["unpatched_peak_bytes"] > 500 * MIB
-    assert record["peak_ratio"] <= MAX_RATIO
-    assert record["own_peak_ratio"] <= MAX_RATIO
+    head_bytes = 49152 * 576 * 2
+    for before in (0, record["unpatched_before_bytes"]):
+        limit = MAX_RATIO * (record["unpatched_peak_bytes"] - before) + head_bytes
+        assert record["patched_peak_bytes"] - before <= limit
 
 
 def big_llama():
@@ -77,7 +80,7 @@ def test_originals_are_not_kept_beside_the_packed_weights():
 
 
 def test_the_footprint_counts_packed_weights_once():
-    model = tiny_llama(hidden_size=64, intermediate_size=96, num_attention_heads=4)
+    model = tiny_llama(vocab_size=112, hidden_size=64, intermediate_size=96)
     before = model.get_memory_footprint()
     with fasttps.patch(model):
         assert model.get_memory_footprint() == before

@@ -10,10 +10,15 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import fasttps
-from tests.support.llama import generate, logits, prompt, tiny_llama
+from tests.support.llama import FUSED_MODULES, LAYERS, generate, logits, prompt, tiny_llama
 
-LAYERS = 3
-OURS = ("rope_attention_decode", "causal_prefill", "gate_up_silu_mlp", "kv_cache_update_")
+OURS = (
+    "rope_attention_decode",
+    "causal_prefill",
+    "gate_up_silu_mlp",
+    "kv_cache_update_",
+    "packed_linear",
+)
 
 
 def op_counts(call):
@@ -36,7 +41,7 @@ def cosine(ours, theirs):
 def test_every_layer_runs_our_ops(dtype, cache):
     """A kernel that is no longer reached changes the speed alone, so numbers do not show it."""
     model = tiny_llama(dtype=dtype)
-    linears = 4 * LAYERS + 1  # q, k, v, o and the head; none of gate, up, down
+    linears = 4 * LAYERS + 1  # q, k, v, o and the head; none is aten's
     with fasttps.patch(model):
         held = fasttps.StaticKVCache(model.config, 32) if cache != "dynamic" else None
         if held is None:
@@ -46,7 +51,7 @@ def test_every_layer_runs_our_ops(dtype, cache):
         prefill = op_counts(lambda: logits(model, prompt(1, 16), cache=held))
         decode = op_counts(lambda: logits(model, prompt(1, 1), cache=held))
         drafts = op_counts(lambda: logits(model, prompt(1, 8), cache=held))
-    common = {"gate_up_silu_mlp": LAYERS, "linear": linears}
+    common = {"gate_up_silu_mlp": LAYERS, "packed_linear": linears}
     assert prefill == {"causal_prefill": LAYERS, **common}
     assert decode == {"rope_attention_decode": LAYERS, **common}
     assert drafts == decode
@@ -94,7 +99,7 @@ def test_hidden_act(hidden_act, at_one):
         linear.weight.data = torch.tensor([weight])
     mlp.down_proj.weight.data = torch.tensor([[1.0], [0], [0], [0]])
     with fasttps.patch(model) as patch, torch.no_grad():
-        assert len(patch.report().fused) == 2 * LAYERS
+        assert len(patch.report().fused) == FUSED_MODULES
         out = mlp(torch.tensor([[1.0, 0, 0, 0]]))
     torch.testing.assert_close(out, torch.tensor([[at_one, 0, 0, 0]]), rtol=1e-6, atol=0)
 

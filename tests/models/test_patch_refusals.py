@@ -7,13 +7,18 @@ import torch
 from torch import nn
 
 import fasttps
-from tests.support.llama import generate, logits, prompt, tiny_llama
+from tests.support.llama import FUSED_MODULES, generate, logits, prompt, tiny_llama
 
 REPORT = """\
-LlamaForCausalLM: 5 modules fused, 1 skipped
+LlamaForCausalLM: 18 modules fused, 1 skipped
   model.layers.[0-2].self_attn (LlamaAttention) -> rope_attention_decode, causal_prefill
+  model.layers.[0-2].self_attn.q_proj (Linear) -> packed_linear
+  model.layers.[0-2].self_attn.k_proj (Linear) -> packed_linear
+  model.layers.[0-2].self_attn.v_proj (Linear) -> packed_linear
+  model.layers.[0-2].self_attn.o_proj (Linear) -> packed_linear
   model.layers.[0, 2].mlp (LlamaMLP) -> gate_up_silu_mlp
-  model.layers.1.mlp (LlamaMLP) skipped: act_fn is a Tanh, which the op does not compute"""
+  model.layers.1.mlp (LlamaMLP) skipped: act_fn is a Tanh, which the op does not compute
+  lm_head (Linear) -> packed_linear"""
 
 
 def reasons(model):
@@ -22,7 +27,7 @@ def reasons(model):
     with fasttps.patch(model) as patch:
         torch.testing.assert_close(logits(model, prompt(2, 9)), theirs, rtol=0, atol=2e-4)
         skipped = {entry.name: entry.reason for entry in patch.report().skipped}
-        assert len(skipped) + len(patch.report().fused) == 6
+        assert len(skipped) + len(patch.report().fused) == FUSED_MODULES
     assert torch.equal(logits(model, prompt(2, 9)), theirs)
     return skipped
 
@@ -43,7 +48,7 @@ def test_report_reads_well():
     patch = fasttps.patch(model)
     assert str(patch.report()) == REPORT
     assert patch.report().entries[0].name == "model.layers.0.self_attn"
-    assert "5 modules fused" in repr(patch)
+    assert "18 modules fused" in repr(patch)
     patch.undo()
 
 
@@ -68,7 +73,9 @@ def test_wrapped_projections_of_an_attention_are_called():
         setattr(attention, name, LoraLinear(old.in_features, old.out_features, bias=False))
     theirs = generate(model, prompt(1, 9))
     with fasttps.patch(model) as patch:
-        assert patch.report().skipped == ()
+        skipped = {entry.name: entry.reason for entry in patch.report().skipped}
+        assert list(skipped) == [f"model.layers.1.self_attn.{name}_proj" for name in "qo"]
+        assert all("LoraLinear" in reason for reason in skipped.values())
         cache = fasttps.StaticKVCache(model.config, 21)
         assert torch.equal(generate(model, prompt(1, 9), cache=cache), theirs)
 
@@ -123,7 +130,12 @@ def test_accelerate_hooks(part):
     model = tiny_llama()
     module = getattr(model.model.layers[1], part)
     accelerate.hooks.add_hook_to_module(module, accelerate.hooks.ModelHook())
-    assert_only_reason(model, f"model.layers.1.{part}", "accelerate hook")
+    found, name = reasons(model), f"model.layers.1.{part}"
+    assert "accelerate hook" in found.pop(name)
+    assert found == {
+        f"{name}.{linear}_proj": "its LlamaAttention is skipped"
+        for linear in ("qkvo" if part == "self_attn" else "")
+    }
 
 
 def test_accelerate_hook_on_a_projection():
@@ -139,8 +151,10 @@ def test_offloaded_weights():
     model.model.layers[2].self_attn.to("meta")
     patch = fasttps.patch(model)
     found = {entry.name: entry.reason for entry in patch.report().skipped}
-    assert list(found) == ["model.layers.1.mlp", "model.layers.2.self_attn"]
-    assert all("meta" in reason for reason in found.values())
+    attention = "model.layers.2.self_attn"
+    assert "meta" in found.pop("model.layers.1.mlp") and "meta" in found.pop(attention)
+    assert list(found) == [f"{attention}.{name}_proj" for name in "qkvo"]
+    assert set(found.values()) == {"its LlamaAttention is skipped"}
     patch.undo()
     assert mlp_of(model).gate_proj.weight.is_meta
 
@@ -162,7 +176,7 @@ def test_one_mlp_in_two_layers_is_fused_once():
     model.model.layers[2].mlp = mlp_of(model)
     theirs = logits(model, prompt(2, 9))
     with fasttps.patch(model) as patch:
-        assert len(patch.report().fused) == 5
+        assert len(patch.report().fused) == FUSED_MODULES - 1
         torch.testing.assert_close(logits(model, prompt(2, 9)), theirs, rtol=0, atol=2e-4)
     assert torch.equal(logits(model, prompt(2, 9)), theirs)
 
@@ -244,7 +258,9 @@ def test_training_mode():
 
 
 def test_nothing_asked_for():
-    unchanged_after(tiny_llama(), fasttps.PatchError, "not asked for", attention=False, mlp=False)
+    unchanged_after(
+        tiny_llama(), fasttps.PatchError, "not asked for", attention=False, mlp=False, lm_head=False
+    )
 
 
 def test_a_model_of_no_known_family():

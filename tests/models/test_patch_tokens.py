@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fasttps
-from tests.support.llama import generate, left_padded, logits, prompt, tiny_llama
+from tests.support.llama import FUSED_MODULES, generate, left_padded, logits, prompt, tiny_llama
 
 # Two orders of adding up float32 products in three layers of activations near 1.
 ATOL_F32 = 2e-4
@@ -148,7 +148,7 @@ def test_a_model_without_head():
     ids = prompt(2, 9)
     theirs = logits(model, ids)
     with fasttps.patch(model) as patch:
-        assert len(patch.report().fused) == 6
+        assert len(patch.report().fused) == FUSED_MODULES - 1
         torch.testing.assert_close(logits(model, ids), theirs, rtol=0, atol=ATOL_F32)
         cache = fasttps.StaticKVCache(model.config, 9)
         torch.testing.assert_close(logits(model, ids, cache=cache), theirs, rtol=0, atol=ATOL_F32)
@@ -184,16 +184,18 @@ def test_attention_and_mlp_biases():
     model = tiny_llama(attention_bias=True, mlp_bias=True)
     theirs = generate(model, prompt(2, 9))
     with fasttps.patch(model) as patch:
-        assert len(patch.report().fused) == 6
+        assert len(patch.report().fused) == FUSED_MODULES
         cache = fasttps.StaticKVCache(model.config, 21)
         assert torch.equal(generate(model, prompt(2, 9), cache=cache), theirs)
 
 
-@pytest.mark.parametrize("part", ["attention", "mlp"])
+@pytest.mark.parametrize("part", ["attention", "mlp", "lm_head"])
 def test_one_part_alone(part):
     model = tiny_llama()
     theirs = generate(model, prompt(2, 9))
-    with fasttps.patch(model, **{"attention": False, "mlp": False, part: True}) as patch:
+    with fasttps.patch(
+        model, **{"attention": False, "mlp": False, "lm_head": False, part: True}
+    ) as patch:
         assert {entry.reason for entry in patch.report().skipped} == {"not asked for"}
         cache = fasttps.StaticKVCache(model.config, 21)
         assert torch.equal(generate(model, prompt(2, 9), cache=cache), theirs)

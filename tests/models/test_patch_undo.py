@@ -12,7 +12,7 @@ import torch
 import fasttps
 from fasttps.models.patch import FusedModule
 from tests.support.errors import bits
-from tests.support.llama import generate, logits, prompt, tiny_llama
+from tests.support.llama import FUSED_MODULES, generate, logits, prompt, tiny_llama
 
 FORMATS = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -72,29 +72,29 @@ def test_context_manager_undoes_after_an_error():
     model = tiny_llama()
     before = snapshot(model)
     with pytest.raises(KeyError), fasttps.patch(model) as patch:
-        assert len(patch.report().fused) == 6
+        assert len(patch.report().fused) == FUSED_MODULES
         raise KeyError
     assert snapshot(model) == before
 
 
 def test_a_failure_midway_takes_everything_back(monkeypatch):
     """All or nothing: also where memory runs out in the last layer."""
-    from fasttps.models import gated_mlp
+    from fasttps.models import packed_module
 
     model = tiny_llama()
     before = snapshot(model)
-    pack, calls = gated_mlp.ops.pack_weight, []
+    pack, calls = packed_module.ops.pack_weight, []
 
     def out_of_memory(*args, **kwargs):
         calls.append(args)
-        if len(calls) == 3:
+        if len(calls) == 10:
             raise MemoryError
         return pack(*args, **kwargs)
 
-    monkeypatch.setattr(gated_mlp.ops, "pack_weight", out_of_memory)
+    monkeypatch.setattr(packed_module.ops, "pack_weight", out_of_memory)
     with pytest.raises(MemoryError):
         fasttps.patch(model)
-    assert len(calls) == 3
+    assert len(calls) == 10
     assert snapshot(model) == before
 
 
@@ -102,7 +102,7 @@ def test_progress_names_every_module():
     model, seen = tiny_llama(), []
     with fasttps.patch(model, progress=lambda *step: seen.append(step)) as patch:
         names = [entry.name for entry in patch.report().fused]
-    assert seen == [(at + 1, 6, name) for at, name in enumerate(names)]
+    assert seen == [(at + 1, FUSED_MODULES, name) for at, name in enumerate(names)]
 
 
 def test_an_error_in_progress_takes_everything_back():
@@ -146,7 +146,7 @@ def test_edits_of_the_config_outlive_the_patch():
     """They were made on a copy that undo dropped: the vocabulary shrank back."""
     model = tiny_llama()
     config = model.config
-    with fasttps.patch(model):
+    with fasttps.patch(model, lm_head=False):
         model.resize_token_embeddings(101)
         model.config.use_cache = False
         model.config.of_the_user = 1
@@ -259,7 +259,7 @@ def test_gate_and_up_as_halves_of_one_tensor():
         gate, up = layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight
         gate.data, up.data = torch.cat([gate.data, up.data]).split(gate.size(0))
     with fasttps.patch(model) as patch:
-        assert len(patch.report().fused) == 6
+        assert len(patch.report().fused) == FUSED_MODULES
         torch.testing.assert_close(logits(model, prompt(2, 9)), theirs, rtol=0, atol=2e-4)
     assert torch.equal(logits(model, prompt(2, 9)), theirs)
 

@@ -13,6 +13,9 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 VOCAB = 97
 EOS = VOCAB - 1
+LAYERS = 3
+LAYER_MODULES = 6  # that a patch fuses: the attention, its four projections, the MLP
+FUSED_MODULES = LAYERS * LAYER_MODULES + 1  # and the head
 
 
 def scale_weights(model: nn.Module, seed: int = 0) -> Any:
@@ -36,7 +39,7 @@ def tiny_config(**changes: Any) -> Any:
             "vocab_size": VOCAB,
             "hidden_size": 48,  # 4 heads of 12: no power of two anywhere
             "intermediate_size": 88,  # not a multiple of a panel of 16
-            "num_hidden_layers": 3,
+            "num_hidden_layers": LAYERS,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "max_position_embeddings": 512,

@@ -235,6 +235,9 @@ def attend_static(
             query_start = layer.filled + new_tokens
     elif attn_mask is not None:
         attn_mask = bool_mask(attn_mask, new_tokens)
+    dtype = query.dtype
+    if layer.k_scale is None and layer.dtype != dtype:
+        query, key, value = query.to(layer.dtype), key.to(layer.dtype), value.to(layer.dtype)
     if cos.dtype not in (torch.float32, query.dtype):
         cos, sin = cos.float(), sin.float()
     out = attend(
@@ -249,9 +252,11 @@ def attend_static(
         scale=scale,
         attn_mask=attn_mask,
         query_start=query_start,
+        k_scale=layer.k_scale,
+        v_scale=layer.v_scale,
     )
     layer.filled += new_tokens
-    return out
+    return out if out.dtype == dtype else out.to(dtype)
 
 
 def attend(

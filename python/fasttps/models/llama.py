@@ -5,18 +5,22 @@ Imported when a model has Llama layers, so transformers is loaded already.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaForCausalLM, LlamaMLP
 
 from fasttps.kv_cache import StaticKVCache
 from fasttps.models import attention_interface
-from fasttps.models.gated_mlp import FusedGatedMLP, has_kernels
-from fasttps.models.patch import FusedModule
+from fasttps.models.fused_module import FusedModule, ReadOriginal
+from fasttps.models.gated_mlp import FusedGatedMLP
+from fasttps.models.obstacles import has_kernels
+from fasttps.models.packed_linear import PackedEmbedding, PackedLinear
+from fasttps.models.patch_options import Options
+from fasttps.models.patch_plan import Linears, Step
 
 # What a caller may pass down to the attention that the one op does not serve.
 _LONG_WAY = frozenset({"output_attentions", "position_bias", "softcap", "s_aux", "sliding_window"})
@@ -32,7 +36,7 @@ class FusedLlamaMLP(FusedGatedMLP, LlamaMLP):
 class FusedLlamaAttention(FusedModule, LlamaAttention):
     """A LlamaAttention; with a StaticKVCache, all between its projections is one op.
 
-    The projections stay modules, so whatever wraps them keeps working.
+    The projections stay modules, each packed by itself, so whatever wraps them keeps working.
     """
 
     replaces = LlamaAttention
@@ -60,6 +64,12 @@ class FusedLlamaAttention(FusedModule, LlamaAttention):
             if parameter.is_floating_point() and parameter.dtype not in _DTYPES:
                 return f"{name} is {parameter.dtype}, which the ops do not take"
         return None
+
+    def fuse(self, options: Options, **arguments: Any) -> None:
+        self.__dict__["kv"] = options.kv
+
+    def unfuse(self, read: ReadOriginal | None = None) -> None:
+        del self.__dict__["kv"]
 
     def forward(
         self,
@@ -108,13 +118,37 @@ class FusedLlamaAttention(FusedModule, LlamaAttention):
 attention_interface.register_attention()
 
 FUSED: tuple[type[FusedModule], ...] = (FusedLlamaMLP, FusedLlamaAttention)
+LINEARS = (
+    Linears(LlamaAttention, "attention", ("q_proj", "k_proj", "v_proj", "o_proj")),
+    Linears(LlamaForCausalLM, "lm_head", ("lm_head",)),
+)
 
 
-def change_model(
-    model: nn.Module,
-    plan: Iterable[tuple[str, nn.Module, type[FusedModule]]],
-    changes: ExitStack,
-) -> None:
-    """The configs through which the fused attentions ask for their mask and attention."""
-    attentions = [module for _, module, fused in plan if fused is FusedLlamaAttention]
+def change_model(model: nn.Module, steps: Sequence[Step], changes: ExitStack) -> None:
+    """What is not of one module.
+
+    The configs through which the fused attentions ask for their mask and attention, and what
+    would make other embeddings out of empty Parameters.
+    """
+    attentions = [step.module for step in steps if step.fused is FusedLlamaAttention]
     attention_interface.choose_attention(model, attentions, changes)
+    packed = {step.name for step in steps if step.fused in (PackedLinear, PackedEmbedding)}
+    for name, module in model.named_modules():
+        if not hasattr(module, "resize_token_embeddings"):
+            continue
+        prefix = f"{name}." if name else ""
+        if packed & {f"{prefix}{own}" for own in ("lm_head", "embed_tokens", "model.embed_tokens")}:
+            module.__dict__["resize_token_embeddings"] = resize_token_embeddings
+            changes.callback(module.__dict__.pop, "resize_token_embeddings")
+
+
+def resize_token_embeddings(*args: Any, **kwargs: Any) -> NoReturn:
+    """In the place of the model's own method, which would take the weights to be empty.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise RuntimeError(
+        "resize_token_embeddings: the weights of lm_head are packed; undo the patch first, or "
+        "patch with lm_head=False"
+    )

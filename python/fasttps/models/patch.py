@@ -7,127 +7,125 @@ pickle of the model follows its own weights.
 
 from __future__ import annotations
 
-import importlib
-import re
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from types import ModuleType, TracebackType
-from typing import Any, ClassVar
+from types import TracebackType
+from typing import Any
 
-import torch
 from torch import nn
 
 from fasttps.models import FAMILIES
+from fasttps.models.fused_module import FusedModule, PatchError
+from fasttps.models.patch_options import check_request
+from fasttps.models.patch_plan import Step, family_of, plan
+from fasttps.models.patch_report import PatchReport, ReportEntry, join_by_pattern
+from fasttps.models.weight_source import WeightSource
+
+__all__ = ["FusedModule", "Patch", "PatchError", "PatchReport", "ReportEntry", "patch"]
 
 # What `patch` calls as it advances: modules done, modules in all, the name of the one just done.
 Progress = Callable[[int, int, str], None]
 
 
-class PatchError(RuntimeError):
-    """The model cannot be patched; nothing was changed."""
-
-
-class FusedModule(nn.Module):
-    """The class of a module while it is patched: a subclass of `replaces`, importable by name.
+class Patch:
+    """A patch in force. `undo()` ends it, and so does leaving it as a context manager.
 
     Attributes:
-        replaces: the class that it takes the place of, exactly that one.
-        part: "attention" or "mlp": the argument of `patch` that leaves it out.
-        op: the ops that it runs, for the report.
+        model: the patched model.
     """
 
-    replaces: ClassVar[type[nn.Module]]
-    part: ClassVar[str]
-    op: ClassVar[str]
-
-    @classmethod
-    def obstacle(cls, module: nn.Module, shared: frozenset[int]) -> str | None:
-        """Why `module`, a `replaces`, cannot be fused; None if it can. Changes nothing.
-
-        shared: the data_ptr of every tensor that several places of the model use.
-        """
-        return None
-
-    def fuse(self) -> None:
-        """Make ready to run; raises having changed nothing. The class is set already."""
-
-    def unfuse(self) -> None:
-        """Take back what `fuse` did, bit for bit. The class is still ours."""
-
-    def refuse_gradient(self, *tensors: torch.Tensor | None) -> None:
-        """Raise RuntimeError in training mode, or where a gradient is asked for."""
-        if self.training:
-            raise RuntimeError(
-                f"{type(self).__name__}: a patched model is for inference, got training mode; "
-                "undo the patch to train"
-            )
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-            raise RuntimeError(
-                f"{type(self).__name__}: a gradient is asked for, and a patched model is for "
-                "inference only: call it under torch.no_grad() or torch.inference_mode(), or "
-                "undo the patch"
-            )
-
-
-@dataclass(frozen=True)
-class ReportEntry:
-    """What became of one module: `op` it was fused with, or the `reason` why it was skipped."""
-
-    name: str
-    class_name: str
-    op: str | None
-    reason: str | None = None
-
-
-@dataclass(frozen=True)
-class PatchReport:
-    """Every module that was looked at; prints as a table with like modules in one line."""
-
-    model: str
-    entries: tuple[ReportEntry, ...]
-
-    @property
-    def fused(self) -> tuple[ReportEntry, ...]:
-        return tuple(entry for entry in self.entries if entry.op is not None)
-
-    @property
-    def skipped(self) -> tuple[ReportEntry, ...]:
-        return tuple(entry for entry in self.entries if entry.op is None)
-
-    def __str__(self) -> str:
-        head = f"{self.model}: {len(self.fused)} modules fused, {len(self.skipped)} skipped"
-        return "\n".join([head, *(f"  {line}" for line in self._lines())])
-
-    def _lines(self) -> Iterator[str]:
-        groups: dict[tuple[str, str, str], list[str]] = {}
-        for entry in self.entries:
-            outcome = f"-> {entry.op}" if entry.op is not None else f"skipped: {entry.reason}"
-            key = (re.sub(r"\d+", "#", entry.name), entry.class_name, outcome)
-            groups.setdefault(key, []).append(entry.name)
-        for (_, class_name, outcome), names in groups.items():
-            yield f"{_join_names(names)} ({class_name}) {outcome}"
-
-
-class Patch:
-    """A patch in force. `undo()` ends it, and so does leaving it as a context manager."""
-
-    def __init__(self, report: PatchReport, changes: ExitStack) -> None:
-        self._report = report
+    def __init__(
+        self,
+        model: nn.Module,
+        steps: Iterable[Step],
+        changes: ExitStack,
+        source: WeightSource | None,
+    ) -> None:
+        self.model = model
+        self._steps = tuple(steps)
         self._changes = changes
+        self._source = source
+        self._in_force = True
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether `undo()` can restore every module bit for bit."""
+        return not self._lost()
 
     def undo(self) -> None:
         """Restore every module bit for bit, with its own Parameters. A second call does nothing.
 
         What you changed meanwhile stays changed: weights, and fields of the config.
+
+        Raises:
+            PatchError: weights are quantised, and no original was kept (`keep_original=True`) nor
+                a `source` given; or the source has changed. Nothing was changed.
         """
+        if lost := self._lost():
+            raise PatchError(
+                f"patch: cannot undo, the weights of {join_by_pattern(lost)} are quantised and "
+                "their originals are gone; load the model again, or patch it with "
+                "keep_original=True or source=PATH"
+            )
+        if self._source is not None and self._in_force:
+            self._source.check(dict(_lossy_weights(self._steps)))
+        self._in_force = False
         self._changes.close()
 
     def report(self) -> PatchReport:
         """Which modules were fused, with what, and which were skipped, and why."""
-        return self._report
+        return PatchReport(
+            type(self.model).__name__, tuple(map(self._entry, self._steps)), self._undo_says()
+        )
+
+    def cache(self, max_seq_len: int) -> Any:
+        """A StaticKVCache for the model, of the `kv` that the patch was asked for."""
+        from fasttps.kv_cache import StaticKVCache
+
+        return StaticKVCache.for_model(self.model, max_seq_len)
+
+    def _entry(self, step: Step) -> ReportEntry:
+        if step.reason is not None:
+            name = type(step.module).__name__
+            return ReportEntry(step.name, name, None, step.reason)
+        ours = isinstance(step.module, step.fused)
+        return ReportEntry(
+            step.name,
+            step.fused.replaces.__name__,
+            step.fused.op,
+            formats=step.module.formats if ours else None,
+            lossy=ours and step.module.inexact,
+        )
+
+    def _undo_says(self) -> str | None:
+        """How exact `undo` is, where that is not plain."""
+        if not any(self._entry(step).lossy for step in self._steps):
+            return None
+        if not self.is_exact:
+            return "undo is not possible, the originals are gone"
+        if self._source is not None:
+            return f"undo is exact, from {self._source.path}"
+        return "undo is exact, the originals are kept"
+
+    def _lost(self) -> list[str]:
+        """Names of the modules that cannot be restored bit for bit."""
+        if not self._in_force:
+            return []
+        return [
+            step.name
+            for step in self._steps
+            if isinstance(step.module, step.fused)
+            and (step.module.lossy if self._source is None else step.module.lost)
+        ]
 
     def __enter__(self) -> Patch:
+        if lost := self._lost():
+            raise PatchError(
+                f"patch: cannot be undone at the end of a with block, for the weights of "
+                f"{join_by_pattern(lost)} are quantised; patch with keep_original=True or "
+                "source=PATH"
+            )
         return self
 
     def __exit__(
@@ -139,28 +137,38 @@ class Patch:
         self.undo()
 
     def __repr__(self) -> str:
-        return f"<Patch of {self._report}>"
+        return f"<Patch of {self.report()}>"
 
 
 def patch(
     model: nn.Module,
+    weights: str | None = None,
     *,
+    group_size: int | None = None,
+    kv: str | None = None,
+    int8_activation: bool | None = None,
     attention: bool = True,
     mlp: bool = True,
+    lm_head: bool | str = True,
+    keep_original: bool = False,
+    source: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Patch:
-    """Run the attention and the MLPs of `model` through the fused ops, until `.undo()`.
+    """Run the linears, the attention and the MLPs of `model` through our ops, until `.undo()`.
 
     For LlamaForCausalLM, LlamaModel and whatever else holds transformers' Llama layers.
 
     - All is checked before anything changes; a failure midway takes everything back. A module
-      that cannot be fused stays as it is, and `.report()` says why.
-    - MLP weights are packed one layer at a time and the originals' memory is given back: the peak
-      is the model plus one MLP. Meanwhile the same Parameters hang in the model, empty, so
-      `num_parameters()` does not count them; `state_dict()`, `save_pretrained()` and
-      `load_state_dict()` still deal in the original keys and values, and `.to(dtype)` repacks.
-      What would not run is refused (a weight that is assigned, a hook on a projection); but an
-      edit in place of an empty Parameter does nothing.
+      that cannot be fused stays as it is, and `.report()` says why; if `weights` were asked for
+      and it has some of them, that is an error.
+    - Weights are packed one after another and the originals' memory is given back: the peak is
+      the model plus its largest weight (or gate and up of one MLP). Meanwhile the same
+      Parameters hang in the model, empty, so `num_parameters()` does not count them;
+      `state_dict()`, `save_pretrained()` and `load_state_dict()` still deal in the original keys
+      and values (of quantised weights, what those stand for, in the model's dtype), and
+      `.to(dtype)` repacks. What would not run is refused (a weight that is assigned, a hook on a
+      projection of an MLP); but an edit in place of an empty Parameter does nothing.
+    - An embedding that is tied to the head reads its rows from the packed head.
     - Inference only: call the model under `torch.no_grad()` or `torch.inference_mode()`
       (`generate` does).
     - With `fasttps.StaticKVCache`, RoPE, the cache write and attention are one op; with any other
@@ -168,20 +176,37 @@ def patch(
 
     Args:
         model: in eval mode; changed in place.
-        attention, mlp: which of the two to fuse.
+        weights: None packs them as what they are, which `undo` takes back bit for bit. "bf16",
+            "int8" (a scale a row) or "int4" (a scale a group) round them.
+        group_size: columns in a group of "int4": 32 (default), 64 or 128.
+        kv: what the caches of `Patch.cache` and `StaticKVCache.for_model` hold: "bf16" or "int8";
+            None: what the keys are.
+        int8_activation: whether products with int8 and int4 weights round the activations to
+            int8 in groups of 32, which is much faster; the default is True.
+        attention, mlp, lm_head: which of them to fuse, with their weights. lm_head may also be
+            the `weights` of the head alone.
+        keep_original: keep the weights that are rounded, so that `undo` is exact.
+        source: where the model was loaded from, a HuggingFace folder with safetensors or a GGUF
+            file: `undo` reads the weights that are rounded from there. They are compared now.
         progress: called after each module with (modules done, modules in all, its name).
 
     Raises:
-        PatchError: already patched, in training mode, or nothing could be fused. Nothing was
-            changed.
-        TypeError: `model` is not an nn.Module, or another argument of another type.
+        PatchError: already patched, in training mode, nothing could be fused, the `weights` that
+            were asked for cannot be had, or `source` has others. Nothing was changed.
+        TypeError, ValueError: `model` is not an nn.Module, or another argument is wrong.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"patch: model wanted an nn.Module, got {type(model).__name__}")
-    parts = {"attention": attention, "mlp": mlp}
-    for name, wanted in parts.items():
-        if not isinstance(wanted, bool):
-            raise TypeError(f"patch: {name} wanted a bool, got {type(wanted).__name__}")
+    request = check_request(
+        attention=attention,
+        mlp=mlp,
+        lm_head=lm_head,
+        weights=weights,
+        group_size=group_size,
+        kv=kv,
+        int8_activation=int8_activation,
+        keep_original=keep_original,
+    )
     if progress is not None and not callable(progress):
         raise TypeError(f"patch: progress wanted a callable, got {type(progress).__name__}")
     kind = type(model).__name__
@@ -191,118 +216,115 @@ def patch(
                 f"patch: {kind} is already patched ({name}); undo that patch first (a copy of a "
                 "patched model has none: load its state_dict() into a fresh model)"
             )
-    found = list(_find(model, parts))
-    if found and model.training:
+    steps = plan(model, request)
+    if steps and model.training:
         raise PatchError(f"patch: {kind} is in training mode; fasttps is for inference: eval() it")
-    plan = [(name, module, fused) for name, module, fused, reason in found if reason is None]
-    report = PatchReport(
-        kind,
-        tuple(
-            ReportEntry(name, type(module).__name__, fused.op if reason is None else None, reason)
-            for name, module, fused, reason in found
-        ),
-    )
-    if not plan:
-        raise PatchError(_nothing_to_fuse(report))
+    fusable = [step for step in steps if step.reason is None]
+    if not fusable:
+        raise PatchError(_nothing_to_fuse(kind, steps))
+    _refuse_skipped_weights(steps)
+    weight_source = _open_source(source, fusable)
 
     with ExitStack() as changes:  # unwinds what was done if anything below raises
-        families = dict.fromkeys(_family(module) for _, module, _ in plan)
+        families = dict.fromkeys(family_of(step.module) for step in fusable)
         for family in filter(None, families):
-            family.change_model(model, plan, changes)
-        for done, (name, module, fused) in enumerate(plan, start=1):
-            _fuse(module, fused)
-            changes.callback(_unfuse, module, fused.replaces)
-            if progress is not None:
-                progress(done, len(plan), name)
-        return Patch(report, changes.pop_all())
+            family.change_model(model, fusable, changes)
+        try:
+            for done, step in enumerate(fusable, start=1):
+                _fuse(step)
+                changes.callback(_unfuse, step, weight_source)
+                if progress is not None:
+                    progress(done, len(fusable), step.name)
+        except BaseException as error:
+            if weight_source is None:
+                _tell_what_is_lost(error, fusable)
+            raise
+        return Patch(model, steps, changes.pop_all(), weight_source)
 
 
-def _fuse(module: Any, fused: type[FusedModule]) -> None:
-    module.__class__ = fused
+def _fuse(step: Step) -> None:
+    step.module.__class__ = step.fused
     try:
-        module.fuse()
+        step.module.fuse(step.options, **step.arguments)
     except BaseException:
-        module.__class__ = fused.replaces
+        step.module.__class__ = step.fused.replaces
         raise
 
 
-def _unfuse(module: Any, original: type[nn.Module]) -> None:
-    module.unfuse()
-    module.__class__ = original
+def _unfuse(step: Step, source: WeightSource | None) -> None:
+    if source is None:
+        step.module.unfuse()
+    else:
+        step.module.unfuse(lambda name: source.read(_key(step.name, name)))
+    step.module.__class__ = step.fused.replaces
 
 
-def _find(
-    model: nn.Module, parts: dict[str, bool]
-) -> Iterator[tuple[str, nn.Module, type[FusedModule], str | None]]:
-    """Every module that some family knows, the class for it, and why not if so."""
-    shared = shared_tensors(model)
-    for name, module in model.named_modules():
-        family = _family(module)
-        for fused in family.FUSED if family is not None else ():
-            if isinstance(module, fused.replaces):
-                reason = _obstacle(module, fused, shared) if parts[fused.part] else "not asked for"
-                yield name, module, fused, reason
+def _key(module_name: str, name: str) -> str:
+    return ".".join(filter(None, (module_name, name, "weight")))
 
 
-def _family(module: nn.Module) -> ModuleType | None:
-    """The family file for the module's class or one of its bases."""
-    for base in type(module).__mro__:
-        if base.__module__ in FAMILIES:
-            return importlib.import_module(FAMILIES[base.__module__])
-    return None
+def _lossy_weights(steps: Iterable[Step]) -> Iterable[tuple[str, tuple[int, ...]]]:
+    """Key and shape of every weight that `undo` needs a source for."""
+    for step in steps:
+        if isinstance(step.module, step.fused):
+            for name in step.module.lossy:
+                yield _key(step.name, name), step.module.shape_of(name)
 
 
-def _obstacle(module: nn.Module, fused: type[FusedModule], shared: frozenset[int]) -> str | None:
-    """Why the module cannot be fused, whatever its family; then the family's own reasons."""
-    if type(module) is not fused.replaces:
-        return f"a subclass of {fused.replaces.__name__}, which may compute something else"
-    if {"_hf_hook", "_old_forward"} & module.__dict__.keys():
-        return "has an accelerate hook; patch before dispatching"
-    if "forward" in module.__dict__:
-        return "its forward was replaced on the instance"
-    if module.training:
-        return "is in training mode"
-    return fused.obstacle(module, shared)
+def _open_source(path: Any, steps: Iterable[Step]) -> WeightSource | None:
+    """The source, if `undo` will need it and it has the weights that the model has."""
+    if path is None:
+        return None
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"patch: source wanted a path, got {type(path).__name__}")
+    weights = {
+        _key(step.name, name): (step.module.get_submodule(name) if name else step.module).weight
+        for step in steps
+        if step.options.packing.weights is not None and not step.options.packing.keep_original
+        for name in step.fused.weight_names()
+    }
+    if not weights:
+        return None
+    source = WeightSource(path)
+    source.check({key: tuple(weight.shape) for key, weight in weights.items()})
+    source.check_values(weights)
+    return source
 
 
-def shared_tensors(model: nn.Module) -> frozenset[int]:
-    """The data_ptr of every parameter and buffer that is used in more than one place."""
-    seen: set[int] = set()
-    shared: set[int] = set()
-    for module in model.modules():
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is None or tensor.is_meta or type(tensor.data) is not torch.Tensor:
-                continue
-            pointer = tensor.data_ptr()
-            (shared if pointer in seen else seen).add(pointer)
-    return frozenset(shared - {0})
+def _refuse_skipped_weights(steps: Iterable[Step]) -> None:
+    """What is asked for explicitly works or raises."""
+    left = [
+        step
+        for step in steps
+        if step.reason is not None
+        and step.wanted
+        and step.fused.weight_names()
+        and step.options.packing.weights is not None
+    ]
+    if left:
+        raise PatchError(
+            f"patch: weights={left[0].options.packing.weights!r} cannot be had for "
+            f"{join_by_pattern(step.name for step in left)}: {left[0].name} {left[0].reason}; "
+            "leave them out (attention=, mlp=, lm_head=) or give weights=None"
+        )
 
 
-def _nothing_to_fuse(report: PatchReport) -> str:
-    if not report.entries:
+def _tell_what_is_lost(error: BaseException, steps: Iterable[Step]) -> None:
+    names = [
+        step.name for step in steps if isinstance(step.module, step.fused) and step.module.lossy
+    ]
+    if names:
+        error.add_note(
+            f"patch: the weights of {join_by_pattern(names)} were quantised already and are now "
+            "what that made of them; load the model again"
+        )
+
+
+def _nothing_to_fuse(kind: str, steps: Iterable[Step]) -> str:
+    if not steps:
         known = ", ".join(module.rpartition(".")[2] for module in FAMILIES.values())
-        return f"patch: {report.model} has no module that fasttps knows (families: {known})"
-    return f"patch: nothing could be fused. {report}"
-
-
-def _join_names(names: Iterable[str]) -> str:
-    """model.layers.0.mlp, model.layers.1.mlp, ... as model.layers.[0-29].mlp."""
-    names = list(names)
-    numbers = [re.findall(r"\d+", name) for name in names]
-    varying = [at for at in range(len(numbers[0])) if len({row[at] for row in numbers}) > 1]
-    if len(names) == 1 or len(varying) != 1:
-        return ", ".join(names)
-    pieces = re.split(r"(\d+)", names[0])
-    pieces[2 * varying[0] + 1] = f"[{_ranges(sorted(int(row[varying[0]]) for row in numbers))}]"
-    return "".join(pieces)
-
-
-def _ranges(numbers: list[int]) -> str:
-    """0, 1, 2, 5 as "0-2, 5"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+        return f"patch: {kind} has no module that fasttps knows (families: {known})"
+    entries = (
+        ReportEntry(step.name, type(step.module).__name__, None, step.reason) for step in steps
+    )
+    return f"patch: nothing could be fused. {PatchReport(kind, tuple(entries))}"

@@ -1,0 +1,120 @@
+"""What `patch` was asked for, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fasttps import ops
+
+PARTS = ("attention", "mlp", "lm_head")
+WEIGHTS = {
+    name: ops.PackedFormat[name.upper()]
+    for name in ("bf16", "int8", "int4")
+    if name.upper() in ops.PackedFormat.__members__
+}
+KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8}
+GROUP_SIZES = (32, 64, 128)
+DEFAULT_GROUP_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How the weights of a part are packed; `weights` None: as what they are."""
+
+    weights: str | None = None
+    group_size: int = 0
+    int8_activation: bool = False
+    keep_original: bool = False
+
+    def format_of(self, dtype: torch.dtype) -> ops.PackedFormat:
+        """The format for a weight of `dtype`."""
+        return ops.PackedFormat.of(dtype) if self.weights is None else WEIGHTS[self.weights]
+
+
+@dataclass(frozen=True)
+class Request:
+    """`packings` of the parts that are wanted, and what caches hold (None: the keys' dtype)."""
+
+    packings: dict[str, Packing]
+    kv: torch.dtype | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """What one module is told as it is fused."""
+
+    packing: Packing
+    kv: torch.dtype | None
+
+
+def check_request(
+    *,
+    attention: Any,
+    mlp: Any,
+    lm_head: Any,
+    weights: Any,
+    group_size: Any,
+    kv: Any,
+    int8_activation: Any,
+    keep_original: Any,
+) -> Request:
+    """The arguments of `patch` as a Request.
+
+    Raises:
+        TypeError, ValueError: one of them is wrong, or has nothing to say with the others.
+    """
+    wanted = {"attention": attention, "mlp": mlp, "lm_head": lm_head}
+    for name, value in {"attention": attention, "mlp": mlp, "keep_original": keep_original}.items():
+        _check_type(name, value, bool)
+    _check_type("lm_head", lm_head, bool, str)
+    _check_type("weights", weights, str, type(None))
+    _check_type("group_size", group_size, int, type(None))
+    _check_type("kv", kv, str, type(None))
+    _check_type("int8_activation", int8_activation, bool, type(None))
+    _check_choice("weights", weights, WEIGHTS)
+    _check_choice("kv", kv, KV_DTYPES)
+    kinds: dict[str, str | None] = {name: weights for name in PARTS if wanted[name] is not False}
+    if isinstance(lm_head, str):
+        _check_choice("lm_head", lm_head, WEIGHTS)
+        kinds["lm_head"] = lm_head
+    if group_size is not None:
+        _check_choice("group_size", group_size, GROUP_SIZES)
+        if "int4" not in kinds.values():
+            raise ValueError(
+                f"patch: group_size wanted None, for weights={weights!r} has no groups, "
+                f"got {group_size}"
+            )
+    if int8_activation and not {"int8", "int4"} & set(kinds.values()):
+        raise ValueError(
+            f"patch: int8_activation wanted None or False with weights={weights!r}, which takes "
+            "no int8 activations, got True"
+        )
+    if kv is not None and not attention:
+        raise ValueError(f"patch: kv wanted None without the attention, got {kv!r}")
+    return Request(
+        {
+            name: Packing(
+                kind,
+                (group_size or DEFAULT_GROUP_SIZE) if kind == "int4" else 0,
+                kind in ("int8", "int4") and int8_activation is not False,
+                keep_original,
+            )
+            for name, kind in kinds.items()
+        },
+        None if kv is None else KV_DTYPES[kv],
+    )
+
+
+def _check_type(name: str, value: Any, *kinds: type) -> None:
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise TypeError(f"patch: {name} wanted a {names}, got {type(value).__name__}")
+
+
+def _check_choice(name: str, value: Any, choices: Any) -> None:
+    if value is not None and value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"patch: {name} wanted one of {listed}, got {value!r}")
