@@ -44,6 +44,7 @@ def case_of(
         dtype,
         {name: harness.rotate([calls[name] for calls in weights]) for name in weights[0]},
         read_bytes=weight_bytes,
+        footprint_bytes=weight_bytes * len(weights),
         flops=2 * tokens * rows * cols,
         notes={"weights_in_turn": len(weights)},
     )

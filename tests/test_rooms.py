@@ -59,6 +59,7 @@ FORBIDDEN_INCLUDES = {
     "csrc/cpu/isa_list.*": TORCH,
     "csrc/cpu/kernel_table.h": TORCH,
     "csrc/cpu/limits/*": rf"{TORCH}|{INTRINSICS}|(^|/)(hip|npu|kernels|ops|register)/",
+    "csrc/instructions/*": TORCH,
     "csrc/tests/*": TORCH,
     "csrc/hip/kernels/*": rf"{TORCH}|(^|/)(cpu|npu|ops)/",
     "csrc/hip/arch/*": rf"{TORCH}|(^|/)(cpu|npu|ops)/",
