@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import harness
 import torch
@@ -26,7 +27,28 @@ from peers.install import default_cache, install
 from peers.worker import BENCHMARKS
 from rich.console import Console
 
-BITS = ("bf16", "int8", "int4", "file")
+from fasttps.bench import Ruler
+
+BITS = {"bf16": 16, "int8": 8, "int4": 4, "file": 5}  # about so many a weight
+PEER_FORMS = "PEER/WAY: one way of it; NAME=MODULE:CLASS: one of your own; ours is always there"
+USUAL = {
+    "models": ["llama-3.2-1b"],
+    "bits": ["bf16", "int8", "int4"],
+    "prefill": [512, 4096],
+    "contexts": [128, 2048, 8192],
+    "decode_tokens": 16,
+    "rounds": 5,
+    "prefill_rounds": 3,
+}
+QUICK = {
+    "models": ["tiny"],
+    "bits": ["bf16", "int8", "int4"],
+    "prefill": [64],
+    "contexts": [32, 128],
+    "decode_tokens": 4,
+    "rounds": 2,
+    "prefill_rounds": 1,
+}
 REFERENCE = "transformers"  # its first way at bf16 says which tokens are right
 
 
@@ -35,52 +57,34 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = options.add_argument
-    add(
-        "--models",
-        nargs="+",
-        choices=model_files.NAMES,
-        default=["llama-3.2-1b"],
-        metavar="MODEL",
-        help=f"of {', '.join(model_files.NAMES)} (llama-3.2-1b)",
-    )
-    add(
-        "--bits",
-        nargs="+",
-        choices=BITS,
-        default=["bf16", "int8", "int4"],
-        help="weights; `file`: those of the GGUF file that a model came in (bf16 int8 int4)",
-    )
-    add(
-        "--peers",
-        nargs="+",
-        metavar="PEER",
-        help=f"of {', '.join(PEERS)} (all); PEER/WAY for one way of it; NAME=MODULE:CLASS for one "
-        "of your own, in this environment. Ours is always there",
-    )
-    add("--prefill", nargs="*", type=int, default=[512, 4096], help="prompt lengths (512 4096)")
-    add("--contexts", nargs="*", type=int, default=[128, 2048, 8192], help="(128 2048 8192)")
-    add("--decode-tokens", type=int, default=16, help="of one sample (%(default)s)")
-    add("--rounds", type=int, default=5, help="samples of decode (%(default)s)")
-    add("--prefill-rounds", type=int, default=3, help="samples of prefill (%(default)s)")
+    models = ", ".join(model_files.NAMES)
+    peers = ", ".join(PEERS)
+    add("--quick", action="store_true", help="a tiny model, short prompts, few rounds")
+    add("--models", nargs="+", choices=model_files.NAMES, metavar="MODEL", help=f"of {models} (*)")
+    add("--bits", nargs="+", choices=BITS, help="of weights; file: the model's GGUF file's (*)")
+    add("--peers", nargs="+", metavar="PEER", help=f"of {peers} (all); {PEER_FORMS}")
+    add("--prefill", nargs="*", type=int, metavar="TOKENS", help="lengths of prompts (*)")
+    add("--contexts", nargs="*", type=int, metavar="TOKENS", help="before the decoded tokens (*)")
+    add("--decode-tokens", type=int, help="of one sample (*)")
+    add("--rounds", type=int, help="samples of decode (*)")
+    add("--prefill-rounds", type=int, help="samples of prefill (*)")
     add("--threads", type=int, default=len(os.sched_getaffinity(0)), help="(%(default)s)")
-    add(
-        "--together",
-        type=int,
-        help="rivals whose models are in memory at once, beside ours (as many as fit)",
-    )
-    add(
-        "--compile-prefill",
-        action="store_true",
-        help="torch.compile each prompt length too, which takes minutes each",
-    )
+    add("--together", type=int, help="rivals in memory at once, beside ours (as many as fit)")
+    add("--compile-prefill", action="store_true", help="compile each length of prompt too: minutes")
     add("--passive", action="store_true", help="OMP_WAIT_POLICY=passive, for a machine in use")
     add("--no-install", action="store_true", help="list what is not installed as not measured")
-    add(
-        "--prepare-only", action="store_true", help="install and write model files, measure nothing"
-    )
+    add("--prepare-only", action="store_true", help="install, write model files, measure nothing")
     add("--cache", type=Path, default=default_cache(), help="(%(default)s)")
     add("--json", type=Path, help="append one line of JSON a figure to this file")
-    return options.parse_args(arguments)
+    chosen = options.parse_args(arguments)
+    for name, value in (QUICK if chosen.quick else USUAL).items():
+        if getattr(chosen, name) is None:
+            setattr(chosen, name, value)
+    chosen.peers = chosen.peers or list(PEERS)
+    known = {name.partition("/")[0] for name in chosen.peers if "=" not in name}
+    if known - set(PEERS):
+        options.error(f"--peers wanted {peers}, got {', '.join(sorted(known - set(PEERS)))}")
+    return chosen
 
 
 def contestants_of(names: Sequence[str], bits: str) -> list[contest.Contestant]:
@@ -132,14 +136,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console.width = 200
     cache = options.cache.resolve()
     torch.set_num_threads(options.threads)
-    names = options.peers or list(PEERS)
-    known = [name.partition("/")[0] for name in names if "=" not in name]
-    unknown = set(known) - set(PEERS)
-    if unknown:
-        raise SystemExit(f"--peers wanted {', '.join(PEERS)}, got {', '.join(sorted(unknown))}")
-    reasons = install(cache, known, console, make=not options.no_install)
+    names = options.peers
+    installed = [name.partition("/")[0] for name in names if "=" not in name]
+    reasons = install(cache, installed, console, make=not options.no_install)
     kinds = [("prefill", sorted(options.prefill)), ("decode", sorted(options.contexts))]
     measures = tuple(contest.Measure(kind, n) for kind, lengths in kinds for n in lengths)
+    ruler = Ruler(quick=options.quick)
+    records: list[dict[str, Any]] = []
     for model_name in options.models:
         model = model_of(model_name, cache, console)
         plan = contest.Plan(
@@ -152,7 +155,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             cache,
             options.passive,
             options.compile_prefill,
-            lambda: harness.read_bandwidth_gb_per_s(1 << 29, rounds=2),
         )
         reference = None
         for bits in options.bits:
@@ -162,17 +164,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
             contest.prepare(found, model, plan, console.log)
             if options.prepare_only:
                 continue
-            contest.run(found, model, plan, console.log)
-            if reference is None:
-                right = [each for each in found if each.first_tokens]
-                right.sort(key=lambda each: each.name != REFERENCE)
-                reference = right[0] if right else None
+            weights = found[0].job(model, plan).weights()
+            read = ruler.read(weights * BITS[bits] // 8, options.threads)
+            contest.run(found, model, plan, read, console.log)
+            reference = reference or reference_of(found)
             facts = harness.environment() | {"threads": options.threads}
-            records = [r | facts for r in report.records_of(found, model, reference)]
-            report.show(f"{model.name}, {bits}, {options.threads} threads", records, console)
-            harness.write_json(options.json, records)
+            new = [r | facts for r in report.records_of(found, model, reference, read)]
+            report.show(f"{model.name}, {bits}, {options.threads} threads", new, console)
+            harness.write_json(options.json, new)
+            records += new
     facts = harness.environment()
     console.print(f"{facts['machine']} · isa {facts['isa']} · commit {facts['commit']}")
+    wrong = report.faster_than_memory(records)
+    if wrong:
+        raise SystemExit("\n".join(["broken ruler, faster than the memory can be read:", *wrong]))
+
+
+def reference_of(contestants: Sequence[contest.Contestant]) -> contest.Contestant | None:
+    """Whose tokens the others are compared with."""
+    able = [each for each in contestants if each.first_tokens]
+    return min(able, key=lambda each: each.name != REFERENCE, default=None)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ FORBIDDEN_INCLUDES = {
     "csrc/ops/*": DEVICES,
     "csrc/cpu/*": rf"(^|/)(hip|npu)/|{INTRINSICS}",
     "csrc/cpu/register/*": rf"(^|/)(hip|npu)/|{INTRINSICS}",
+    "csrc/cpu/bf16_choice.*": TORCH,
     "csrc/cpu/isa_list.*": TORCH,
     "csrc/cpu/kernel_table.h": TORCH,
     "csrc/cpu/limits/*": rf"{TORCH}|{INTRINSICS}|(^|/)(hip|npu|kernels|ops|register)/",

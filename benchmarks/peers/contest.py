@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fasttps.bench import Gauge
 from peers import peer_class
 from peers.peer import Job
 from peers.venv import Venv
@@ -39,7 +40,6 @@ class Plan:
         decode_tokens: of one sample of decode.
         rounds, prefill_rounds: samples of each contestant.
         together: rivals whose models are in memory at once, beside ours.
-        read_gb_per_s: measures the memory, between the contestants' turns.
     """
 
     measures: tuple[Measure, ...]
@@ -51,7 +51,6 @@ class Plan:
     cache: Path
     passive: bool
     compile_prefill: bool
-    read_gb_per_s: Callable[[], float]
 
     def rounds_of(self, measure: Measure) -> int:
         return self.prefill_rounds if measure.kind == "prefill" else self.rounds
@@ -88,7 +87,6 @@ class Contestant:
         samples: tokens/s of each round; `beside`: ours in the same rounds.
         contexts: tokens in the cache at the middle of each decode sample.
         tokens: of the first decode sample at each context.
-        read_gb_per_s: of the memory, before each decode sample.
     """
 
     name: str
@@ -102,7 +100,6 @@ class Contestant:
     beside: dict[Measure, list[float]] = field(default_factory=dict)
     contexts: dict[Measure, list[float]] = field(default_factory=dict)
     tokens: dict[Measure, list[int]] = field(default_factory=dict)
-    read_gb_per_s: dict[Measure, list[float]] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -149,8 +146,11 @@ def prepare(contestants: Sequence[Contestant], model: Model, plan: Plan, say: Sa
             each.reason = f"its files could not be made: {error}"
 
 
-def run(contestants: Sequence[Contestant], model: Model, plan: Plan, say: Say) -> None:
-    """Measure everybody who has no reason not to be, in groups beside ours."""
+def run(contestants: Sequence[Contestant], model: Model, plan: Plan, read: Gauge, say: Say) -> None:
+    """Measure everybody who has no reason not to be, in groups beside ours.
+
+    read: sampled in every round of decode.
+    """
     ready = [each for each in contestants if each.reason is None]
     ours = [each for each in ready if each.name == OURS]
     rivals = [each for each in ready if each.name != OURS]
@@ -162,7 +162,7 @@ def run(contestants: Sequence[Contestant], model: Model, plan: Plan, say: Say) -
                 pairs = [(each, load(each, model, plan, group_stack, say)) for each in group]
                 for measure in plan.measures:
                     say(f"{model.name}: {measure}, {', '.join(e.title for e in (*ours, *group))}")
-                    turns([*beside, *pairs], measure, model, plan)
+                    turns([*beside, *pairs], measure, model, plan, read)
 
 
 def load(each: Contestant, model: Model, plan: Plan, stack: ExitStack, say: Say) -> Worker | None:
@@ -181,15 +181,18 @@ def load(each: Contestant, model: Model, plan: Plan, stack: ExitStack, say: Say)
 
 
 def turns(
-    pairs: Sequence[tuple[Contestant, Worker | None]], measure: Measure, model: Model, plan: Plan
+    pairs: Sequence[tuple[Contestant, Worker | None]],
+    measure: Measure,
+    model: Model,
+    plan: Plan,
+    read: Gauge,
 ) -> None:
     """All rounds of one measure: every contestant once a round, the memory before them."""
     taken: list[tuple[Contestant, list[float]]] = [(each, []) for each, _ in pairs]
     ours: list[float] = []
-    reads: list[float] = []
     for _ in range(plan.rounds_of(measure)):
         if measure.kind == "decode":
-            reads.append(plan.read_gb_per_s())
+            read.sample()
         for (each, worker), (_, samples) in zip(pairs, taken):
             if worker is None or each.reason is not None:
                 continue
@@ -201,7 +204,6 @@ def turns(
                 ours.append(samples[-1])
     for each, samples in taken:
         each.samples.setdefault(measure, []).extend(samples)
-        each.read_gb_per_s.setdefault(measure, []).extend(reads)
         each.beside.setdefault(measure, []).extend(ours)
 
 

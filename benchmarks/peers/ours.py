@@ -1,40 +1,59 @@
-"""FastTPS: a patched transformers model, from Python, in the driver's own environment."""
+"""FastTPS: a patched transformers model and `fasttps.generate`, in the driver's environment."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from peers.hf import Transformers
 from peers.peer import Job, SteppingPeer
 
 
-class FastTps(Transformers):
+class FastTps(SteppingPeer):
     own_venv = False
     bits = ("bf16",)
-    ways = ("patched-static",)
+    ways = ("patched",)
 
-    def adapt(self, model: Any, job: Job) -> dict[str, Any]:
+    def load(self, job: Job) -> dict[str, Any]:
+        import torch
+        import transformers
+
         import fasttps
 
-        fasttps.patch(model)
-        self.fasttps = fasttps
+        torch.set_num_threads(job.threads)
+        self.torch, self.fasttps = torch, fasttps
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(
+            job.folder, dtype=torch.bfloat16
+        ).eval()
+        self.patch = fasttps.patch(self.model)
+        self.cache = fasttps.StaticKVCache(self.model.config, job.max_seq_len)
         return {
-            "weight_bytes": 2 * job.weights(),
             "version": f"fasttps {fasttps.__version__}",
+            "weight_bytes": 2 * job.weights(),
             "note": f"isa {fasttps.isa.active()}",
         }
 
-    def new_cache(self, capacity: int) -> Any:
-        return self.fasttps.StaticKVCache(self.model.config, self.job.max_seq_len)
+    def keep(self, length: int) -> None:
+        surplus = self.cache.get_seq_length() - length
+        if surplus > 0:
+            self.cache.crop(-surplus)
 
-    def ready(self, tokens: int) -> None:
-        """One cache serves all sequences: only what is filled is read."""
-        if self.cache is None:
-            self.cache = self.new_cache(tokens)
-        SteppingPeer.ready(self, tokens)
+    def extend(self, ids: Sequence[int]) -> int:
+        return self.generate([*self.ids, *ids], 1)[0]
 
-    def go_to(self, ids: Sequence[int]) -> int:
-        if self.cache is None:
-            self.cache = self.new_cache(len(ids))
-        return SteppingPeer.go_to(self, ids)
+    def decode(self, count: int) -> list[int]:
+        self.ids.append(self.token)
+        tokens = self.generate(self.ids, count)
+        self.token = tokens[-1]
+        self.ids += tokens[:-1]
+        return tokens
+
+    def generate(self, ids: Sequence[int], count: int) -> list[int]:
+        """Greedy tokens after `ids`, the first of which are in the cache."""
+        done = self.fasttps.generate(
+            self.model,
+            self.torch.tensor([ids]),
+            max_new_tokens=count,
+            stop_token_ids=(),
+            cache=self.cache,
+        )
+        return done.token_ids[0]

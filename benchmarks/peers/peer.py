@@ -154,15 +154,17 @@ class SteppingPeer(Peer):
         same = next((at for at, (a, b) in pairs if a != b), min(len(self.ids), len(ids)))
         kept = min(same, len(ids) - 1)  # the last one runs again, for the token after it
         self.keep(kept)
+        self.ids = list(ids[:kept])
         for begin in range(kept, len(ids), self.PIECE):
-            self.token = self.extend(ids[begin : begin + self.PIECE])
-        self.ids = list(ids)
+            piece = ids[begin : begin + self.PIECE]
+            self.token = self.extend(piece)
+            self.ids += piece
         return len(ids)
 
     def decode(self, count: int) -> list[int]:
         tokens = []
         for _ in range(count):
+            tokens.append(self.extend([self.token]))
             self.ids.append(self.token)
-            self.token = self.extend([self.token])
-            tokens.append(self.token)
+            self.token = tokens[-1]
         return tokens

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fasttps.bench import Gauge
+from fasttps.bench.limits import MOST_OF_A_LIMIT
 from peers.contest import OURS, Contestant, Measure, Model
 
 
@@ -19,7 +21,7 @@ def agreeing(tokens: Sequence[int], reference: Sequence[int]) -> int:
 
 
 def record_of(
-    each: Contestant, measure: Measure, model: Model, reference: Contestant | None
+    each: Contestant, measure: Measure, model: Model, reference: Contestant | None, read: Gauge
 ) -> dict[str, Any]:
     """One figure: the median over the rounds, what it moves, and ours in the same rounds."""
     samples = each.samples[measure]
@@ -37,15 +39,15 @@ def record_of(
     }
     if measure.kind == "decode":
         context = statistics.fmean(each.contexts[measure])
-        read = statistics.median(each.read_gb_per_s[measure])
         token_bytes = each.facts["weight_bytes"] + context * each.facts["kv_bytes_per_token"]
         record |= {
             "context": round(context),
             "weight_bytes": each.facts["weight_bytes"],
             "bytes_per_token": round(token_bytes),
             "gb_per_s": round(median * token_bytes / 1e9, 2),
-            "read_gb_per_s": round(read, 2),
-            "share_of_read_bandwidth": round(median * token_bytes / 1e9 / read, 3),
+            "read_gb_per_s": round(read.rate, 2),
+            "read_loop": read.best,
+            "share_of_read_bandwidth": round(median * token_bytes / 1e9 / read.rate, 3),
         }
         if reference is not None and measure in reference.tokens:
             same = agreeing(each.tokens[measure], reference.tokens[measure])
@@ -68,13 +70,13 @@ def record_of(
 
 
 def records_of(
-    contestants: Sequence[Contestant], model: Model, reference: Contestant | None
+    contestants: Sequence[Contestant], model: Model, reference: Contestant | None, read: Gauge
 ) -> list[dict[str, Any]]:
     """The lines of all contestants; one with a reason has a line that says it."""
     records = []
     for each in contestants:
         done = [measure for measure, samples in each.samples.items() if samples]
-        records += [record_of(each, measure, model, reference) for measure in done]
+        records += [record_of(each, measure, model, reference, read) for measure in done]
         if each.reason is not None:
             records.append(
                 {
@@ -132,4 +134,14 @@ def memory(record: Mapping[str, Any]) -> list[str]:
     return [
         f"{record['bytes_per_token'] / 1e6:,.0f}",
         f"{record['share_of_read_bandwidth']:.0%}",
+    ]
+
+
+def faster_than_memory(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Figures above what the ruler found possible, which say that it was wrong."""
+    return [
+        f"{record['model']} {record['bits']}, {record['peer']} {record['way']}, decode "
+        f"{record['tokens']}: {record['gb_per_s']} of {record['read_gb_per_s']} GB/s"
+        for record in records
+        if record.get("share_of_read_bandwidth", 0) > MOST_OF_A_LIMIT
     ]

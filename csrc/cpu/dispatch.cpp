@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdlib>
 
+#include "bf16_product.h"
 #include "isa_list.h"
 
 namespace fasttps::cpu {
@@ -16,10 +17,27 @@ std::atomic<const KernelTable*> active{nullptr};
 // `source`: where the name came from, for the error.
 const KernelTable* find_runnable(const char* source, const std::string& isa) {
   for (const KernelTable* table : kernel_tables()) {
-    if (isa == table->isa && missing_feature_bits(*table) == 0) return table;
+    if (isa != table->isa || missing_feature_bits(*table) != 0) continue;
+    const char* product = std::getenv("FASTTPS_BF16_GEMM");
+    TORCH_CHECK_VALUE(product == nullptr || std::string(product) != name_of(Bf16Product::kDpbf16) ||
+                          (table->required_features & kAvx512Bf16Bit) != 0,
+                      "FASTTPS_BF16_GEMM: isa ", isa, " runs ", name_of(Bf16Product::kFma),
+                      "; got '", product, "'");
+    return table;
   }
   TORCH_CHECK_VALUE(false, source, ": this CPU runs ", c10::Join(", ", isas()), "; got '", isa,
                     "'");
+}
+
+const KernelTable& active_table() {
+  const KernelTable* table = active.load(std::memory_order_acquire);
+  if (table == nullptr) {
+    const char* forced = std::getenv("FASTTPS_ISA");
+    const bool is_forced = forced != nullptr && *forced != '\0';
+    table = find_runnable("FASTTPS_ISA", is_forced ? forced : isas().front());
+    active.store(table, std::memory_order_release);
+  }
+  return *table;
 }
 
 }  // namespace
@@ -54,16 +72,10 @@ std::vector<std::string> missing_features(const std::string& isa) {
 void use_isa(const std::string& isa) { active = find_runnable("isa", isa); }
 
 const KernelTable& kernels() {
-  const KernelTable* table = active.load(std::memory_order_acquire);
-  if (table == nullptr) {
-    const char* forced = std::getenv("FASTTPS_ISA");
-    const bool is_forced = forced != nullptr && *forced != '\0';
-    table = find_runnable("FASTTPS_ISA", is_forced ? forced : isas().front());
-    active.store(table, std::memory_order_release);
-  }
-  return *table;
+  bf16_product();  // a wrong FASTTPS_BF16_GEMM fails the first op, whatever its dtype
+  return active_table();
 }
 
-std::string active_isa() { return kernels().isa; }
+std::string active_isa() { return active_table().isa; }
 
 }  // namespace fasttps::cpu

@@ -8,7 +8,7 @@
 // the environment variable FASTTPS_ISA names.
 namespace fasttps::cpu {
 
-// Throws c10::ValueError if FASTTPS_ISA names what cannot run here.
+// Throws c10::ValueError if FASTTPS_ISA or FASTTPS_BF16_GEMM names what cannot run here.
 const KernelTable& kernels();
 
 std::vector<std::string> known_isas();  // of this build, fastest first

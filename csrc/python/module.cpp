@@ -8,6 +8,7 @@
 #include <string>
 
 #include "build_facts.h"
+#include "cpu/bf16_product.h"
 #include "cpu/dispatch.h"
 #include "limits.h"
 #include "ops/packed_format.h"
@@ -43,6 +44,24 @@ PYBIND11_MODULE(_C, m) {
         "What this CPU lacks for `isa`; empty if it can run.");
   m.def("active_isa", &fasttps::cpu::active_isa, "The instruction set that the ops use.");
   m.def("use_isa", &fasttps::cpu::use_isa, py::arg("name"), "Make the ops use `name`.");
+  m.def(
+      "bf16_product",
+      [] {
+        const auto choice = fasttps::cpu::bf16_product_choice();
+        return py::make_tuple(fasttps::cpu::name_of(choice.product), choice.origin, choice.known);
+      },
+      "How bf16 is multiplied, who chose it, and whether that is more than a guess.");
+  m.def("bf16_products", &fasttps::cpu::bf16_products, "How this CPU can multiply bf16.");
+  m.def("use_bf16_product", &fasttps::cpu::use_bf16_product, py::arg("name"),
+        "Multiply bf16 by `name` from now on.");
+  m.def("tuned_path", &fasttps::cpu::tuned_path, "The file of `fasttps tune`.");
+  m.def(
+      "cpu_model",
+      [] {
+        const auto cpu = fasttps::cpu::cpu_model();
+        return py::make_tuple(cpu.vendor, cpu.family, cpu.model);
+      },
+      "Vendor, family and model.");
   auto limits = m.def_submodule("limits", "What this machine can do at most.");
   bind_limits(limits);
   m.def("build_facts", &build_facts, "What this build was made of and for.");

@@ -2,6 +2,7 @@
 
 - `fasttps.patch(model)`: run a HuggingFace model through the fused ops; `.undo()` restores it.
 - `fasttps.generate(model, input_ids, max_new_tokens=...)`: a loop over tokens that costs nothing.
+- `fasttps.load_gguf(path)`: a model and its tokenizer from a GGUF file.
 - `fasttps.StaticKVCache`: a KV cache allocated once, for `model.generate(past_key_values=...)`.
 - `fasttps.register_attention()`: `attn_implementation="fasttps"` for any transformers model.
 - `fasttps.ops`: the ops (also `torch.ops.fasttps`); `fasttps.reference`: the same in plain PyTorch.
@@ -27,6 +28,7 @@ register_on_import()
 
 if TYPE_CHECKING:
     from fasttps.generation import Generation, generate
+    from fasttps.gguf import load_gguf
     from fasttps.kv_cache import StaticKVCache
     from fasttps.models.attention_interface import register_attention
     from fasttps.models.patch import Patch, PatchError, patch
@@ -40,6 +42,7 @@ _LAZY = {
     "PatchError": "fasttps.models.patch",
     "StaticKVCache": "fasttps.kv_cache",
     "generate": "fasttps.generation",
+    "load_gguf": "fasttps.gguf",
     "patch": "fasttps.models.patch",
     "register_attention": "fasttps.models.attention_interface",
 }
@@ -53,6 +56,7 @@ __all__ = [
     "cmake_prefix_path",
     "generate",
     "isa",
+    "load_gguf",
     "ops",
     "patch",
     "reference",

@@ -205,7 +205,6 @@ def test_the_answer_stops_where_the_positions_end(run: Run, llama_folder: Path) 
 def test_a_gguf_file_answers_as_its_folder(run: Run, llama_folder: Path, tmp_path: Path) -> None:
     """Query and key rows lie interleaved in GGUF: the key rows must be undone by the KV heads."""
     pytest.importorskip("gguf", reason="the gguf package is not installed")
-    pytest.importorskip("accelerate", reason="the accelerate package is not installed")
     path = tmp_path / "tiny.gguf"
     tiny_folder.save_gguf(path, tiny_folder.save_llama(tmp_path / "llama"))
     asked = (*EXACT, "hello hello", "--compare")

@@ -39,7 +39,7 @@ class Fake(SteppingPeer):
 
     def extend(self, ids):
         self.length += len(ids)
-        time.sleep(1e-4 * len(ids))
+        time.sleep(1e-3 * len(ids))
         if len(ids) == 1 and self.way == "failing":
             raise ArithmeticError("no more")
         if len(ids) == 1 and self.way == "dying":

@@ -42,6 +42,7 @@ def run() -> None:
     console.print(f"fasttps {fasttps.__version__} · python {platform.python_version()}")
     console.print(f"CPU: {cpu_name()} · {torch.get_num_threads()} threads", markup=False)
     _show(console, ("instruction set", "", "missing CPU features"), isa_rows())
+    console.print(f"bf16 products: {bf16_line()}", markup=False)
     _show(console, ("device", "found", "missing"), [_device_row(device) for device in devices()])
     versions = [f"{name} {package_version(name) or 'not installed'}" for name in PACKAGES]
     console.print(" · ".join(versions), markup=False)
@@ -59,14 +60,24 @@ def isa_rows() -> list[tuple[str, str, str]]:
     state.update(dict.fromkeys(fasttps.isa.available(), "runs"))
     try:
         state[fasttps.isa.active()] = "active"
-    except ValueError:
+    except ValueError as error:
         wanted = os.environ.get("FASTTPS_ISA", "")
         name, why = (wanted, "cannot run") if wanted in known else (repr(wanted), "is unknown")
         state[name] = f"{why}, but FASTTPS_ISA names it: nothing runs until that is changed"
+        if wanted in fasttps.isa.available():  # FASTTPS_BF16_GEMM contradicts it
+            state[name] = f"nothing runs until this is changed: {error}"
     return [
         (name, text, ", ".join(fasttps.isa.missing(name)) if name in known else "")
         for name, text in state.items()
     ]
+
+
+def bf16_line() -> str:
+    """How bf16 is multiplied and who chose it, or what is wrong with the choice."""
+    try:
+        return f"{fasttps.isa.bf16_product()} ({fasttps.isa.bf16_product_origin()})"
+    except ValueError as error:
+        return f"nothing runs until this is changed: {error}"
 
 
 def devices() -> list[Device]:

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from fasttps.cli.errors import CliError, ExitCode, one_line
-from fasttps.cli.gguf_file import BrokenGguf, check_gguf, is_gguf
 from fasttps.cli.progress import Report, Reporter
+from fasttps.gguf.config import ARCHITECTURE, UnsupportedGguf
+from fasttps.gguf.header import BrokenGguf, Header, is_gguf, read_header
+from fasttps.gguf.load import load_with
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,17 @@ def load(path: Path, dtype: torch.dtype, reporter: Reporter) -> Loaded:
         ModuleNotFoundError: transformers or, for GGUF, gguf or accelerate is not installed.
     """
     where = source(path)
+    header = None
     if "gguf_file" in where:
         importlib.import_module("gguf")
-        importlib.import_module("accelerate")
-        _check(path, check_gguf)
+        header = _check(path, read_header)
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
+    if header is not None:
+        if header.architecture == ARCHITECTURE:
+            return load_llama_gguf(path, header, dtype, reporter)
+        importlib.import_module("accelerate")  # transformers' own reader needs it
     with reporter.step("reading the tokenizer"):
         tokenizer = read(path, lambda: transformers.AutoTokenizer.from_pretrained(**where))
     with reporter.step("reading the weights") as report, _bars_report_to(report):
@@ -61,6 +67,16 @@ def load(path: Path, dtype: torch.dtype, reporter: Reporter) -> Loaded:
     if "gguf_file" in where:
         forget_quantizer(model)
     return Loaded(model.eval(), tokenizer)
+
+
+def load_llama_gguf(path: Path, header: Header, dtype: torch.dtype, reporter: Reporter) -> Loaded:
+    """Load a GGUF file by our own reader, in a tenth of the time that transformers takes."""
+    with reporter.step("reading the weights") as report:
+        try:
+            loaded = _check(path, lambda path: load_with(path, header, dtype, report))
+        except UnsupportedGguf as error:
+            raise CliError(ExitCode.UNSUPPORTED_MODEL, f"{path} {error}") from error
+    return Loaded(loaded.model, loaded.tokenizer)
 
 
 def source(path: Path) -> dict[str, Any]:
@@ -120,6 +136,8 @@ def _check(path: Path, check: Callable[[Path], Any]) -> Any:
     """What `check(path)` returns; its complaint about the file as one line."""
     try:
         return check(path)
+    except UnsupportedGguf:
+        raise
     except BrokenGguf as error:
         raise CliError(ExitCode.BROKEN_MODEL, f"{path} {error}") from error
     except OSError as error:

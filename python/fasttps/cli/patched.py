@@ -15,13 +15,14 @@ from fasttps.models import FAMILIES
 
 
 def check_isa() -> None:
-    """Let a FASTTPS_ISA that cannot run here fail before the model is loaded.
+    """Let a FASTTPS_ISA or FASTTPS_BF16_GEMM that cannot run fail before the model is loaded.
 
     Raises:
-        CliError: USAGE: with the instruction sets that can.
+        CliError: USAGE: with those that can.
     """
     try:
         fasttps.isa.active()
+        fasttps.isa.bf16_product()
     except ValueError as error:
         raise CliError(ExitCode.USAGE, str(error)) from error
 
@@ -47,7 +48,7 @@ def patch_model(model: Any, reporter: Reporter) -> fasttps.Patch:
 def check_supported(path: Path) -> None:
     """Tell a model that cannot be patched by its config, before its weights are read.
 
-    A GGUF file is not looked at: its config takes as long to read as half of its weights.
+    A GGUF file is not looked at: one that is not a Llama is told when it is loaded.
 
     Raises:
         CliError: UNSUPPORTED_MODEL, or BROKEN_MODEL where the config makes no model.

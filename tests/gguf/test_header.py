@@ -11,14 +11,14 @@ import pytest
 
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 
-from fasttps.cli.gguf_file import BrokenGguf, check_gguf, is_gguf  # noqa: E402
+from fasttps.gguf.header import BrokenGguf, is_gguf, read_header  # noqa: E402
 
 F32, Q4_1, STRING, ARRAY, UINT32 = 0, 3, 8, 9, 4
 DATA_BYTES = 64
 
 
 def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value)) + value.encode()
+    return struct.pack("<Q", len(value.encode())) + value.encode()
 
 
 def tensor(dimensions: Iterable[int], kind: int = F32, offset: int = 0, name: str = "a") -> bytes:
@@ -68,6 +68,8 @@ BROKEN = {
         whole(header([array_pair(ARRAY, 1 << 62) + struct.pack("<IQ", UINT32, 0)])),
         "unknown type|cut short|deeper",
     ),
+    "two tensors of one name": (whole(header(tensors=[tensor([4]), tensor([4])])), "two tensors a"),
+    "rows of half a block": (whole(header(tensors=[tensor([16], kind=Q4_1)])), "blocks of 32"),
     "arrays nested without end": (
         whole(header([array_pair(ARRAY, 1) + struct.pack("<IQ", ARRAY, 1) * 2000])),
         "deeper than 4",
@@ -101,7 +103,7 @@ def test_a_whole_file_passes(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(WHOLE[name])
     assert is_gguf(path)
-    check_gguf(path)
+    read_header(path)
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -111,7 +113,7 @@ def test_a_broken_file_is_named_for_what_it_is(name: str, tmp_path: Path) -> Non
     path.write_bytes(content)
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(BrokenGguf, match=message):
-        check_gguf(path)
+        read_header(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 1024
 
 
@@ -122,10 +124,44 @@ def test_a_file_cut_anywhere_is_cut_short(tmp_path: Path) -> None:
     for length in range(len(content)):
         path.write_bytes(content[:length])
         with pytest.raises(BrokenGguf, match=r"cut short|too short"):
-            check_gguf(path)
+            read_header(path)
 
 
 def test_a_big_endian_file_passes(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    path.write_bytes(struct.pack(">4sIQQ", b"GGUF", 3, 0, 0))
-    check_gguf(path)
+    numbers = b"".join(
+        (
+            struct.pack(">Q", 1) + b"k",
+            struct.pack(">IIQ", ARRAY, UINT32, 2),
+            struct.pack(">II", 1, 1 << 24),
+        )
+    )
+    path.write_bytes(struct.pack(">4sIQQ", b"GGUF", 3, 0, 1) + numbers)
+    read = read_header(path)
+    assert list(read.metadata["k"]) == [1, 1 << 24]
+    assert read.byte_order == "big"
+
+
+def test_what_a_header_says(tmp_path: Path) -> None:
+    pairs = [
+        text("name") + struct.pack("<I", STRING) + text("tiny"),
+        text("yes") + struct.pack("<IB", 7, 1),
+        text("half") + struct.pack("<If", 6, 0.5),
+        array_pair(UINT32, 2) + struct.pack("<II", 3, 4),
+        text("words") + struct.pack("<IIQ", ARRAY, STRING, 2) + text("a") + text("é"),
+        alignment_pair(16),
+    ]
+    tensors = [tensor([4], name="a"), tensor([32, 1], kind=Q4_1, offset=16, name="b")]
+    head = header(pairs, tensors)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(whole(head, alignment=16))
+    read = read_header(path)
+    assert read.metadata["name"] == "tiny"
+    assert read.metadata["yes"] is True
+    assert read.metadata["half"] == 0.5
+    assert list(read.metadata["k"]) == [3, 4]
+    assert read.metadata["words"] == ["a", "é"]
+    start = -(-len(head) // 16) * 16
+    assert (read.tensors["a"].begin, read.tensors["a"].end) == (start, start + 16)
+    b = read.tensors["b"]
+    assert (b.shape, b.type_name, b.begin, b.end) == ((1, 32), "Q4_1", start + 16, start + 36)

@@ -1,0 +1,114 @@
+"""`fasttps.load_gguf`: a GGUF file of the Llama architecture as a model of transformers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from fasttps.gguf.config import end_tokens, llama_config
+from fasttps.gguf.header import BrokenGguf, Header, read_header
+from fasttps.gguf.tensors import ROPE_FACTORS, Tensors, check_fits
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class LoadedGguf(NamedTuple):
+    """A LlamaForCausalLM in eval mode, and its PreTrainedTokenizerFast."""
+
+    model: Any
+    tokenizer: Any
+
+
+# What `load_gguf` calls as it advances: tensors done, tensors in all, the name of the one done.
+Progress = Callable[[int, int, str], None]
+
+
+def load_gguf(
+    path: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    progress: Progress | None = None,
+) -> LoadedGguf:
+    """Load a GGUF file of the Llama architecture, offline and without its metadata being trusted.
+
+    Args:
+        dtype: float32, bfloat16 or float16: of activations, norms and whatever is not packed.
+        progress: called after each tensor with (tensors done, tensors in all, its name).
+
+    Raises:
+        BrokenGguf: the file is cut short, or its parts do not fit together; a ValueError.
+        UnsupportedGguf: it is whole, and not of a kind that is read; a ValueError.
+        OSError: it cannot be read.
+    """
+    if dtype not in DTYPES:
+        raise TypeError(f"load_gguf: dtype wanted float32, bfloat16 or float16, got {dtype}")
+    path = Path(path)
+    return load_with(path, read_header(path), dtype, progress)
+
+
+def load_with(
+    path: Path, header: Header, dtype: torch.dtype, progress: Progress | None
+) -> LoadedGguf:
+    """`load_gguf` of a file whose header has been read."""
+    from fasttps.gguf.tokenizer import tokenizer  # here: it imports transformers
+
+    model, tensors = _empty_model(path, header)
+    words = tokenizer(header)
+    _fill(model, tensors, dtype, progress)
+    return LoadedGguf(model.eval(), words)
+
+
+def _empty_model(path: Path, header: Header) -> tuple[Any, Tensors]:
+    """The model on the meta device, and the tensors, which fit it."""
+    from transformers import LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    tensors = Tensors(path, header)
+    factors = None
+    if ROPE_FACTORS in header.tensors:
+        factors = tensors.values(ROPE_FACTORS).tolist()
+    config = llama_config(header, factors)
+    # Before a module is made for each: a file of some bytes may state two billion layers.
+    layers = sum(name.endswith(".attn_norm.weight") for name in header.tensors)
+    if layers != config.num_hidden_layers:
+        raise BrokenGguf(f"has {layers} of the {config.num_hidden_layers} layers that it states")
+    with torch.device("meta"):
+        model: Any = LlamaForCausalLM(config)
+    check_fits(tensors, {name: tuple(weight.shape) for name, weight in model.named_parameters()})
+    model.model.rotary_emb = LlamaRotaryEmbedding(config=config)
+    if len(ends := end_tokens(header)) > 1:
+        model.generation_config.eos_token_id = ends
+    return model, tensors
+
+
+def _fill(model: Any, tensors: Tensors, dtype: torch.dtype, progress: Progress | None) -> None:
+    """Give the parameters their values, dequantised."""
+    names = list(tensors.names())
+    for done, (name, parameter) in enumerate(names, start=1):
+        module_name, _, kind = parameter.rpartition(".")
+        heads = rope_heads(module_name, model.config)
+        values = tensors.values(name, heads).to(dtype)
+        _set(model.get_submodule(module_name), kind, values)
+        if progress is not None:
+            progress(done, len(names), name)
+    if model.config.tie_word_embeddings:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    model.config.dtype = dtype
+
+
+def _set(module: nn.Module, kind: str, values: torch.Tensor) -> None:
+    setattr(module, kind, nn.Parameter(values))
+
+
+def rope_heads(module_name: str, config: Any) -> int | None:
+    """The number of heads whose rows lie in RoPE's pairs in the file: of queries or of keys."""
+    if module_name.endswith("q_proj"):
+        return config.num_attention_heads
+    if module_name.endswith("k_proj"):
+        return config.num_key_value_heads
+    return None
