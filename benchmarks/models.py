@@ -89,7 +89,11 @@ def make(model: Path | None, shape: str, dtype: torch.dtype) -> Any:
 
 
 def weight_bytes(model: Any) -> int:
-    """Bytes of weights that one token reads: all but an embedding table that is only looked up."""
+    """Bytes of weights that one token reads: all but an embedding table that is only looked up.
+
+    Of a patched model they lie packed in buffers of bytes, padding included.
+    """
     table = model.get_input_embeddings().weight
     looked_up = 0 if table is model.get_output_embeddings().weight else table.nbytes
-    return sum(parameter.nbytes for parameter in model.parameters()) - looked_up
+    packed = sum(buffer.nbytes for buffer in model.buffers() if buffer.dtype == torch.uint8)
+    return sum(parameter.nbytes for parameter in model.parameters()) + packed - looked_up

@@ -20,6 +20,8 @@ class ModelShape:
 LLAMA_3_2_1B = ModelShape("llama-3.2-1b", 2048, 8192, 32, 8, 64)
 SMOLLM2_135M = ModelShape("smollm2-135m", 576, 1536, 9, 3, 64)
 PHI_3_MINI = ModelShape("phi-3-mini", 3072, 8192, 32, 32, 96)
+LLAMA_2_7B = ModelShape("llama-2-7b", 4096, 11008, 32, 32, 128)
+LLAMA_3_8B = ModelShape("llama-3-8b", 4096, 14336, 32, 8, 128)
 ALL = (LLAMA_3_2_1B, SMOLLM2_135M, PHI_3_MINI)
 
 

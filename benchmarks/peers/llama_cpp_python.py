@@ -36,7 +36,7 @@ class LlamaCpp(SteppingPeer):
         )
 
     def library(self) -> Any:
-        import llama_cpp
+        from llama_cpp import llama_cpp
 
         return llama_cpp
 
@@ -78,7 +78,7 @@ class LlamaCpp(SteppingPeer):
     def native(self, name: str, result: Any = None) -> Any:
         """A function of the library by its C name, which the bindings may lack."""
         found = getattr(self.lib._lib, name)
-        found.restype = result
+        found.argtypes, found.restype = None, result
         return found
 
     def choose_model(self, options: Any, job: Job) -> None:

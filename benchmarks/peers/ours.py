@@ -14,6 +14,7 @@ class FastTps(SteppingPeer):
     ways = ("patched",)
 
     def load(self, job: Job) -> dict[str, Any]:
+        import models
         import torch
         import transformers
 
@@ -28,7 +29,7 @@ class FastTps(SteppingPeer):
         self.cache = fasttps.StaticKVCache(self.model.config, job.max_seq_len)
         return {
             "version": f"fasttps {fasttps.__version__}",
-            "weight_bytes": 2 * job.weights(),
+            "weight_bytes": models.weight_bytes(self.model),
             "note": f"isa {fasttps.isa.active()}",
         }
 
