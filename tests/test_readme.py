@@ -12,6 +12,7 @@ import torch
 
 from fasttps import ops
 from tests.support import tiny_folder
+from tests.support.decoder import Decoder
 from tests.test_rooms import OPS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,6 +87,16 @@ def call_embedding(dtype: torch.dtype) -> None:
     ops.packed_embedding(ids, packed, format=0, rows=16, cols=16, dtype=dtype)
 
 
+def call_step(dtype: torch.dtype) -> None:
+    made = Decoder(layers=1, int8_cache=dtype == torch.int8)
+    arguments = made.arguments(torch.ones(1, 1, made.hidden_size), 0)
+    if dtype != torch.int8:
+        arguments["input"] = arguments["input"].to(dtype)
+        for name in ("k_caches", "v_caches"):
+            arguments[name] = [cache.to(dtype) for cache in arguments[name]]
+    ops.decode_step(**arguments)
+
+
 CALLS = {
     "kv_cache_update_": call_update,
     "rope_attention_decode": attention(ops.rope_attention_decode),
@@ -94,6 +105,7 @@ CALLS = {
     "gate_up_silu_mlp": call_mlp,
     "packed_linear": call_linear,
     "packed_embedding": call_embedding,
+    "decode_step": call_step,
     "pack_weight": call_pack,
 }
 

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 OPS = [
     "causal_prefill",
+    "decode_step",
     "gate_up_silu_mlp",
     "kv_cache_update",
     "merge_attention",

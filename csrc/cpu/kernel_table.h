@@ -181,6 +181,11 @@ struct KernelTable {
   void (*merge_attention)(const float* const* rows, const float* weights, int64_t parts, float* out,
                           int64_t count);
 
+  // out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i].
+  void (*rms_norm_row)(const float* x, const float* weight, float eps, int64_t count, float* out);
+  // Index of the first of the largest of count >= 1 values; NaN is larger than all.
+  int64_t (*argmax_f32)(const float* x, int64_t count);
+
   // [format][0: float activations, 1: int8 activations]; where a format takes only one, both are
   // it.
   PackedLinearKernels packed_linear[kPackedFormats][2];

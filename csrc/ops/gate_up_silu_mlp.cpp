@@ -58,14 +58,16 @@ GateUpSiluMlpShape check_gate_up_silu_mlp(const GateUpSiluMlpArgs& args) {
   check_bias(kOp, "gate_bias", args.gate_bias, "[intermediate_size]", intermediate_size, x);
   check_bias(kOp, "up_bias", args.up_bias, "[intermediate_size]", intermediate_size, x);
   check_bias(kOp, "down_bias", args.down_bias, "[hidden_size]", hidden_size, x);
+  return {gate_up, element_count(x) / hidden_size, hidden_size, intermediate_size,
+          check_activation(kOp, args.activation)};
+}
+
+int check_activation(const char* op, std::string_view activation) {
   for (size_t i = 0; i < kActivations.size(); ++i) {
-    if (args.activation == kActivations[i]) {
-      return {gate_up, element_count(x) / hidden_size, hidden_size, intermediate_size,
-              static_cast<int>(i)};
-    }
+    if (activation == kActivations[i]) return static_cast<int>(i);
   }
-  TORCH_CHECK_VALUE(false, kOp, ": activation must be silu, gelu or gelu_tanh, got '",
-                    args.activation, "'");
+  TORCH_CHECK_VALUE(false, op, ": activation must be silu, gelu or gelu_tanh, got '", activation,
+                    "'");
 }
 
 at::Tensor empty_like_contiguous(const at::Tensor& x) {

@@ -38,6 +38,9 @@ struct GateUpSiluMlpShape {
 
 GateUpSiluMlpShape check_gate_up_silu_mlp(const GateUpSiluMlpArgs& args);
 
+// 0 silu, 1 gelu, 2 gelu_tanh; throws ValueError for another name.
+int check_activation(const char* op, std::string_view activation);
+
 at::Tensor empty_like_contiguous(const at::Tensor& x);
 
 }  // namespace fasttps

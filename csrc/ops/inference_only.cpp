@@ -21,6 +21,10 @@ void check_needs_no_grad(const c10::OperatorHandle& op, const std::string& arg,
                 "torch.no_grad() or detach the argument");
   } else if (value.isTensorList()) {
     for (const at::Tensor& t : value.toTensorList()) check_needs_no_grad(op, arg, t);
+  } else if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor> t : value.toOptionalTensorList()) {
+      if (t) check_needs_no_grad(op, arg, *t);
+    }
   }
 }
 
@@ -39,7 +43,8 @@ TORCH_LIBRARY_IMPL(fasttps, Autograd, m) {
   for (const char* op :
        {"kv_cache_update_", "rope_attention_decode", "rope_attention_decode.lse", "causal_prefill",
         "causal_prefill.lse", "merge_attention", "gate_up_silu_mlp", "packed_linear",
-        "packed_embedding", "pack_weight", "unpack_weight", "pack_gate_up", "unpack_gate_up"}) {
+        "packed_embedding", "pack_weight", "unpack_weight", "pack_gate_up", "unpack_gate_up",
+        "decode_step", "decode_step.argmax"}) {
     m.impl(op, torch::CppFunction::makeFromBoxedFunction<&inference_only>());
   }
 }

@@ -11,6 +11,16 @@
   "int? window=None, float? softcap=None, Tensor? sinks=None, bool ring=False, "                 \
   "Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None)"
 
+#define FASTTPS_DECODE_STEP_ARGS                                                                   \
+  "(Tensor input, Tensor[] weights, Tensor[] norms, Tensor?[] biases, Tensor(a!)[] k_caches, "     \
+  "Tensor(b!)[] v_caches, Tensor seq_lens, Tensor cos, Tensor sin, *, int[] formats, "             \
+  "int[] group_sizes, int num_heads, int intermediate_size, float norm_eps, "                      \
+  "bool int8_activation=False, str activation='silu', bool interleaved=False, float? scale=None, " \
+  "int? window=None, Tensor? kv_start=None, Tensor(c!)[]? k_scales=None, "                         \
+  "Tensor(d!)[]? v_scales=None, Tensor? embedding=None, int embedding_format=0, "                  \
+  "int embedding_group_size=0, Tensor? lm_head=None, int lm_head_format=0, "                       \
+  "int lm_head_group_size=0, int vocab_size=0)"
+
 TORCH_LIBRARY(fasttps, m) {
   m.def(
       "kv_cache_update_(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor key, Tensor value, "
@@ -40,6 +50,10 @@ TORCH_LIBRARY(fasttps, m) {
   m.def(
       "unpack_gate_up(Tensor packed, *, int format, int rows, int cols, int group_size=0) -> "
       "(Tensor gate, Tensor up)");
+  m.def("decode_step" FASTTPS_DECODE_STEP_ARGS " -> Tensor");
+  m.def("decode_step.argmax" FASTTPS_DECODE_STEP_ARGS " -> Tensor");
 }
+
+#undef FASTTPS_DECODE_STEP_ARGS
 
 #undef FASTTPS_ATTENTION_ARGS

@@ -8,6 +8,7 @@ import torch
 from fasttps import ops
 from tests.ops.test_gate_up_silu_mlp import mlp_arguments, weights_of
 from tests.support.attention import attention_inputs, randn
+from tests.support.decoder import Decoder
 from tests.support.errors import bits
 
 ATTENTION = {
@@ -84,6 +85,12 @@ def embedding_call():
     }
 
 
+def step_call(int8_cache=False):
+    decoder = Decoder(biased=True, int8_cache=int8_cache)
+    arguments = decoder.arguments(torch.tensor([[3], [7]]), [4, 9], ends=True)
+    return arguments | {"kv_start": torch.tensor([1, 0])}
+
+
 # name -> (op, overload, keyword arguments)
 CALLS = {
     **{
@@ -104,6 +111,9 @@ CALLS = {
     "gate_up_silu_mlp-gelu": ("gate_up_silu_mlp", "default", lambda: mlp_call(activation="gelu")),
     "packed_linear": ("packed_linear", "default", linear_call),
     "packed_embedding": ("packed_embedding", "default", embedding_call),
+    "decode_step": ("decode_step", "default", step_call),
+    "decode_step.argmax": ("decode_step", "argmax", step_call),
+    "decode_step-int8": ("decode_step", "default", lambda: step_call(int8_cache=True)),
     **{
         op: (op, "default", lambda op=op: packed_call(op))
         for op in ("pack_weight", "unpack_weight", "pack_gate_up", "unpack_gate_up")
@@ -186,6 +196,7 @@ COMPILED = [
     "gate_up_silu_mlp",
     "packed_linear",
     "packed_embedding",
+    "decode_step",
     "pack_gate_up",
     "unpack_weight",
 ]

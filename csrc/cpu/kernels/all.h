@@ -5,6 +5,7 @@
 //
 #include "attention.h"
 #include "causal_prefill.h"
+#include "decode_step.h"
 #include "kv_cache_update.h"
 #include "merge_attention.h"
 #include "pack_weight.h"
@@ -38,6 +39,8 @@ constexpr KernelTable kernel_table_for(const char* isa, uint32_t required_featur
       {causal_prefill<Vec, F32>, causal_prefill<Vec, Bf16>, causal_prefill<Vec, F16>,
        causal_prefill<Vec, Int8>},
       merge_attention<Vec>,
+      rms_norm_row<Vec>,
+      argmax_f32<Vec>,
       {{packed_linear_kernels<FloatProduct<Vec, F32>>(),
         packed_linear_kernels<FloatProduct<Vec, F32>>()},
        {packed_linear_kernels<Bf16Product<Vec>>(), packed_linear_kernels<Bf16Product<Vec>>()},

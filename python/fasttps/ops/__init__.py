@@ -4,6 +4,7 @@
 """
 
 from .causal_prefill import causal_prefill
+from .decode_step import decode_step
 from .gate_up_silu_mlp import gate_up_silu_mlp
 from .kv_cache_update import kv_cache_update_
 from .merge_attention import merge_attention
@@ -23,6 +24,7 @@ __all__ = [
     "LAYOUT_VERSION",
     "PackedFormat",
     "causal_prefill",
+    "decode_step",
     "gate_up_silu_mlp",
     "kv_cache_update_",
     "merge_attention",

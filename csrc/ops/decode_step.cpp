@@ -1,0 +1,292 @@
+#include "decode_step.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "check.h"
+#include "decode_step_entry.h"
+#include "gate_up_silu_mlp.h"
+#include "kv_cache_update.h"
+
+namespace fasttps {
+namespace {
+
+constexpr const char* kOp = "decode_step";
+constexpr std::array<const char*, kDecoderMatrices> kMatrixNames{"q", "k",       "v",
+                                                                 "o", "gate_up", "down"};
+constexpr std::array<const char*, kDecoderBiases> kBiasNames{"q",    "k",  "v",   "o",
+                                                             "gate", "up", "down"};
+
+// A list argument's element as errors name it: weights[7] (layer 1, k).
+std::string element_name(const char* list, size_t at, int64_t layer, const char* what) {
+  return c10::str(list, "[", at, "] (layer ", layer, ", ", what, ")");
+}
+
+void check_count(const char* arg, size_t got, int64_t wanted, const char* meaning) {
+  TORCH_CHECK_VALUE(static_cast<int64_t>(got) == wanted, kOp, ": ", arg, " must have ", wanted,
+                    " elements (", meaning, "), got ", got);
+}
+
+void check_norms(const DecodeStepArgs& args, const DecodeStepShape& shape) {
+  for (size_t i = 0; i < args.norms.size(); ++i) {
+    const std::string name = c10::str("norms[", i, "]");
+    check_sizes(kOp, name.c_str(), args.norms[i], "[hidden_size]", {shape.hidden_size});
+    check_float_dtype(kOp, name.c_str(), args.norms[i]);
+    check_dense_last_dim(kOp, name.c_str(), args.norms[i]);
+    check_same_device(kOp, name.c_str(), args.norms[i], "input", args.input);
+  }
+}
+
+void check_weights(const DecodeStepArgs& args, DecodeStepShape& shape) {
+  check_count("formats", args.formats.size(), shape.layers * kDecoderMatrices, "6 a layer");
+  check_count("group_sizes", args.group_sizes.size(), shape.layers * kDecoderMatrices, "6 a layer");
+  shape.formats.resize(args.weights.size());
+  for (size_t i = 0; i < args.weights.size(); ++i) {
+    const int matrix = static_cast<int>(i % kDecoderMatrices);
+    const int64_t layer = static_cast<int64_t>(i) / kDecoderMatrices;
+    shape.formats[i] = check_format(kOp, "formats", args.formats[i]);
+    const int64_t halves = matrix == kGateUp ? 2 : 1;
+    const std::string name = element_name("weights", i, layer, kMatrixNames[matrix]);
+    check_packed(kOp, name.c_str(), args.weights[i], shape.formats[i],
+                 halves * packed_panels(shape.rows(matrix)), shape.cols(matrix),
+                 args.group_sizes[i]);
+    check_same_device(kOp, name.c_str(), args.weights[i], "input", args.input);
+  }
+}
+
+void check_biases(const DecodeStepArgs& args, const DecodeStepShape& shape) {
+  if (args.biases.empty()) return;
+  check_count("biases", args.biases.size(), shape.layers * kDecoderBiases, "7 a layer, or none");
+  constexpr std::array<int, kDecoderBiases> kMatrixOf{kQ, kK, kV, kO, kGateUp, kGateUp, kDown};
+  for (size_t i = 0; i < args.biases.size(); ++i) {
+    const std::optional<at::Tensor> bias = args.biases[i];
+    if (!bias) continue;
+    const int which = static_cast<int>(i % kDecoderBiases);
+    const std::string name =
+        element_name("biases", i, static_cast<int64_t>(i) / kDecoderBiases, kBiasNames[which]);
+    check_sizes(kOp, name.c_str(), *bias, "[rows]", {shape.rows(kMatrixOf[which])});
+    check_float_dtype(kOp, name.c_str(), *bias);
+    check_dense_last_dim(kOp, name.c_str(), *bias);
+    check_same_device(kOp, name.c_str(), *bias, "input", args.input);
+  }
+}
+
+void check_all_caches(const DecodeStepArgs& args, const DecodeStepShape& shape) {
+  const auto scale = [](const std::optional<at::TensorList>& scales, size_t i) {
+    return scales ? std::optional<at::Tensor>((*scales)[i]) : std::nullopt;
+  };
+  for (size_t i = 0; i < args.k_caches.size(); ++i) {
+    const at::Tensor &k = args.k_caches[i], &v = args.v_caches[i];
+    check_caches(kOp, k, v, scale(args.k_scales, i), scale(args.v_scales, i), true);
+    check_sizes(kOp, c10::str("k_caches[", i, "]").c_str(), k,
+                "[batch, num_kv_heads, max_seq_len, head_dim]",
+                {shape.batch, shape.num_kv_heads, shape.max_seq_len, shape.head_dim});
+    check_dtype(kOp, c10::str("k_caches[", i, "]").c_str(), k, {args.k_caches[0].scalar_type()});
+    check_same_device(kOp, c10::str("k_caches[", i, "]").c_str(), k, "input", args.input);
+  }
+  if (args.k_caches[0].is_meta()) return;
+  // Layers write side by side: those that lie next to each other in memory must not overlap.
+  std::vector<const at::Tensor*> caches;
+  for (const at::Tensor& t : args.k_caches) caches.push_back(&t);
+  for (const at::Tensor& t : args.v_caches) caches.push_back(&t);
+  const auto address = [](const at::Tensor* t) {
+    return static_cast<const char*>(t->const_data_ptr());
+  };
+  std::sort(caches.begin(), caches.end(),
+            [&](const auto* a, const auto* b) { return address(a) < address(b); });
+  for (size_t i = 1; i < caches.size(); ++i) {
+    check_no_overlap(kOp, "a cache", *caches[i], "another", *caches[i - 1]);
+  }
+}
+
+void check_rotation(const DecodeStepArgs& args, DecodeStepShape& shape) {
+  const char* layout = "[1 or batch, new_tokens, rotary_dim]";
+  const auto [rows, tokens, rotary_dim] = dims<3>(kOp, "cos", args.cos, layout);
+  TORCH_CHECK_VALUE((rows == 1 || rows == shape.batch) && tokens == shape.new_tokens, kOp,
+                    ": cos must be ", layout, " with batch ", shape.batch, " and new_tokens ",
+                    shape.new_tokens, ", got ", args.cos.sizes());
+  TORCH_CHECK_VALUE(rotary_dim > 0 && rotary_dim % 2 == 0 && rotary_dim <= shape.head_dim, kOp,
+                    ": cos must have an even rotary_dim of 2 to head_dim = ", shape.head_dim,
+                    ", got ", rotary_dim);
+  check_sizes(kOp, "sin", args.sin, layout, args.cos.sizes());
+  check_float_dtype(kOp, "cos", args.cos);
+  check_dtype(kOp, "sin", args.sin, {args.cos.scalar_type()});
+  check_same_device(kOp, "cos", args.cos, "input", args.input);
+  check_same_device(kOp, "sin", args.sin, "input", args.input);
+  shape.rotary_dim = rotary_dim;
+}
+
+void check_end(const char* arg, const std::optional<at::Tensor>& packed, int64_t format,
+               int64_t group_size, const DecodeStepArgs& args, const DecodeStepShape& shape) {
+  if (!packed) return;
+  TORCH_CHECK_VALUE(args.vocab_size >= 1 && args.vocab_size <= (int64_t{1} << 40), kOp,
+                    ": vocab_size must be at least 1 with ", arg, ", got ", args.vocab_size);
+  check_packed(kOp, arg, *packed, check_format(kOp, c10::str(arg, "_format").c_str(), format),
+               packed_panels(args.vocab_size), shape.hidden_size, group_size);
+  check_same_device(kOp, arg, *packed, "input", args.input);
+}
+
+void check_options(const DecodeStepArgs& args, const DecodeStepShape& shape) {
+  TORCH_CHECK_VALUE(std::isfinite(args.norm_eps) && args.norm_eps >= 0, kOp,
+                    ": norm_eps must be finite and at least 0, got ", args.norm_eps);
+  TORCH_CHECK_VALUE(!args.scale || std::isfinite(*args.scale), kOp, ": scale must be finite, got ",
+                    args.scale.value_or(0));
+  TORCH_CHECK_VALUE(!args.window || *args.window >= 1, kOp, ": window must be at least 1, got ",
+                    args.window.value_or(0));
+  check_per_sequence(kOp, "seq_lens", args.seq_lens, shape.batch, true);
+  check_same_device(kOp, "seq_lens", args.seq_lens, "input", args.input);
+  if (args.kv_start) {
+    check_per_sequence(kOp, "kv_start", *args.kv_start, shape.batch, false);
+    check_same_device(kOp, "kv_start", *args.kv_start, "input", args.input);
+  }
+}
+
+// Sizes that the arguments state themselves, each within what products of sizes allow.
+DecodeStepShape shape_of(const DecodeStepArgs& args) {
+  const bool ids = args.input.scalar_type() == at::kLong;
+  TORCH_CHECK_VALUE(ids == args.embedding.has_value(), kOp, ": embedding must ",
+                    ids ? "be given with token ids, got None"
+                        : "be None where input holds hidden states, got a tensor");
+  TORCH_CHECK_VALUE(!args.weights.empty() && args.weights.size() % kDecoderMatrices == 0, kOp,
+                    ": weights must have 6 elements a layer (q, k, v, o, gate_up, down), got ",
+                    args.weights.size());
+  DecodeStepShape shape{};
+  shape.layers = static_cast<int64_t>(args.weights.size()) / kDecoderMatrices;
+  const auto norms = static_cast<int64_t>(args.norms.size());
+  TORCH_CHECK_VALUE(norms == 2 * shape.layers || norms == 2 * shape.layers + 1, kOp,
+                    ": norms must have 2 elements a layer, and may have the final norm behind "
+                    "them: ",
+                    2 * shape.layers, " or ", 2 * shape.layers + 1, ", got ", norms);
+  shape.final_norm = norms % 2 == 1;
+  check_count("k_caches", args.k_caches.size(), shape.layers, "one a layer");
+  check_count("v_caches", args.v_caches.size(), shape.layers, "one a layer");
+  if (args.k_scales) check_count("k_scales", args.k_scales->size(), shape.layers, "one a layer");
+  if (args.v_scales) check_count("v_scales", args.v_scales->size(), shape.layers, "one a layer");
+  if (ids) {
+    const auto sizes = dims<2>(kOp, "input", args.input, "[batch, new_tokens]");
+    shape.batch = sizes[0], shape.new_tokens = sizes[1];
+    const auto norm = dims<1>(kOp, "norms[0]", args.norms[0], "[hidden_size]");
+    shape.hidden_size = norm[0];
+  } else {
+    check_float_dtype(kOp, "input", args.input);
+    const auto sizes = dims<3>(kOp, "input", args.input, "[batch, new_tokens, hidden_size]");
+    shape.batch = sizes[0], shape.new_tokens = sizes[1], shape.hidden_size = sizes[2];
+    check_dense_last_dim(kOp, "input", args.input);
+  }
+  const auto cache =
+      dims<4>(kOp, "k_caches[0]", args.k_caches[0], "[batch, num_kv_heads, max_seq_len, head_dim]");
+  shape.num_kv_heads = cache[1], shape.max_seq_len = cache[2], shape.head_dim = cache[3];
+  shape.num_heads = args.num_heads;
+  shape.intermediate_size = args.intermediate_size;
+  constexpr int64_t kMost = int64_t{1} << 24;
+  for (const auto& [name, size] :
+       {std::pair{"hidden_size", shape.hidden_size}, std::pair{"num_heads", shape.num_heads},
+        std::pair{"num_kv_heads", shape.num_kv_heads}, std::pair{"head_dim", shape.head_dim},
+        std::pair{"intermediate_size", shape.intermediate_size}}) {
+    TORCH_CHECK_VALUE(size >= 1 && size <= kMost, kOp, ": ", name, " must be 1 to 2^24, got ",
+                      size);
+  }
+  TORCH_CHECK_VALUE(shape.num_heads % shape.num_kv_heads == 0, kOp,
+                    ": num_heads must be a multiple of num_kv_heads = ", shape.num_kv_heads,
+                    ", got ", shape.num_heads);
+  TORCH_CHECK_VALUE(shape.new_tokens * (shape.num_heads / shape.num_kv_heads) <= kMaxStepRows, kOp,
+                    ": input must have at most ", kMaxStepRows,
+                    " rows a KV head (new_tokens * num_heads / num_kv_heads), got ",
+                    shape.new_tokens * (shape.num_heads / shape.num_kv_heads));
+  return shape;
+}
+
+at::Tensor decode_step_meta(const DecodeStepArgs& args, bool argmax) {
+  const bool symbolic = has_symbolic_sizes(args.input) || has_symbolic_sizes(args.cos) ||
+                        (!args.k_caches.empty() && has_symbolic_sizes(args.k_caches[0]));
+  if (!symbolic) check_decode_step(args);
+  return empty_decode_step_result(args, argmax);
+}
+
+using Meta = DecodeStepEntry<decode_step_meta>;
+
+}  // namespace
+
+int64_t DecodeStepShape::rows(int matrix) const {
+  switch (matrix) {
+    case kQ:
+      return num_heads * head_dim;
+    case kK:
+    case kV:
+      return num_kv_heads * head_dim;
+    case kGateUp:
+      return intermediate_size;
+    default:
+      return hidden_size;
+  }
+}
+
+int64_t DecodeStepShape::cols(int matrix) const {
+  switch (matrix) {
+    case kO:
+      return num_heads * head_dim;
+    case kDown:
+      return intermediate_size;
+    default:
+      return hidden_size;
+  }
+}
+
+DecodeStepShape check_decode_step(const DecodeStepArgs& args) {
+  DecodeStepShape shape = shape_of(args);
+  check_norms(args, shape);
+  check_weights(args, shape);
+  check_biases(args, shape);
+  check_all_caches(args, shape);
+  check_rotation(args, shape);
+  check_options(args, shape);
+  check_end("embedding", args.embedding, args.embedding_format, args.embedding_group_size, args,
+            shape);
+  check_end("lm_head", args.lm_head, args.lm_head_format, args.lm_head_group_size, args, shape);
+  shape.activation = check_activation(kOp, args.activation);
+  return shape;
+}
+
+DecodeStepPositions check_decode_step_values(const DecodeStepArgs& args,
+                                             const DecodeStepShape& shape) {
+  DecodeStepPositions at;
+  at.seq_lens = per_sequence(args.seq_lens, shape.batch);
+  check_seq_lens_values(kOp, at.seq_lens, shape.new_tokens, shape.max_seq_len, false);
+  at.kv_start = args.kv_start ? per_sequence(*args.kv_start, shape.batch)
+                              : std::vector<int64_t>(static_cast<size_t>(shape.batch), 0);
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    at.kv_start[b] = std::clamp<int64_t>(at.kv_start[b], 0, at.seq_lens[b] + shape.new_tokens);
+  }
+  if (!args.embedding) return at;
+  const at::Tensor dense = args.input.contiguous();
+  const int64_t* ids = dense.const_data_ptr<int64_t>();
+  at.ids.assign(ids, ids + dense.numel());
+  for (const int64_t id : at.ids) {
+    TORCH_CHECK_VALUE(id >= 0 && id < args.vocab_size, kOp, ": input must hold token ids of 0 to ",
+                      args.vocab_size - 1, ", got ", id);
+  }
+  return at;
+}
+
+at::Tensor empty_decode_step_result(const DecodeStepArgs& args, bool argmax) {
+  TORCH_CHECK_VALUE(!argmax || args.lm_head, kOp, ": lm_head must be given for argmax, got None");
+  const bool ids = args.input.scalar_type() == at::kLong;
+  std::vector<c10::SymInt> sizes{args.input.sym_size(0), args.input.sym_size(1)};
+  if (args.lm_head && !argmax) {
+    sizes.emplace_back(args.vocab_size);
+  } else if (!argmax) {
+    sizes.push_back(ids ? args.norms[0].sym_size(0) : args.input.sym_size(2));
+  }
+  return at::empty_symint(
+      sizes, args.input.options().dtype(argmax ? at::kLong : at::kFloat).requires_grad(false));
+}
+
+TORCH_LIBRARY_IMPL(fasttps, Meta, m) {
+  m.impl("decode_step", Meta::impl<false>);
+  m.impl("decode_step.argmax", Meta::impl<true>);
+}
+
+}  // namespace fasttps

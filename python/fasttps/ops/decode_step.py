@@ -1,0 +1,119 @@
+"""A few new tokens through whole decoder layers, and through the model's ends, as one op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_out = torch.ops.fasttps.decode_step.default
+_argmax = torch.ops.fasttps.decode_step.argmax
+
+
+def decode_step(
+    input: Tensor,
+    weights: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    k_caches: Sequence[Tensor],
+    v_caches: Sequence[Tensor],
+    seq_lens: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    formats: Sequence[int],
+    group_sizes: Sequence[int],
+    num_heads: int,
+    intermediate_size: int,
+    norm_eps: float,
+    int8_activation: bool = False,
+    activation: str = "silu",
+    interleaved: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
+    kv_start: Tensor | None = None,
+    k_scales: Sequence[Tensor] | None = None,
+    v_scales: Sequence[Tensor] | None = None,
+    embedding: Tensor | None = None,
+    embedding_format: int = 0,
+    embedding_group_size: int = 0,
+    lm_head: Tensor | None = None,
+    lm_head_format: int = 0,
+    lm_head_group_size: int = 0,
+    vocab_size: int = 0,
+    argmax: bool = False,
+) -> Tensor:
+    """Each layer: x += o(attention(norm(x))), x += down(act(gate(norm(x))) * up(norm(x))).
+
+    One parallel region for all layers: threads meet at barriers, five a layer. Attention is that
+    of `rope_attention_decode`, the MLP that of `gate_up_silu_mlp`, norm(x) is x / sqrt(mean(x^2) +
+    norm_eps) * weight (RMSNorm, arXiv:1910.07467). x stays in float32 from the first layer to the
+    last; key and value are rounded once, to the cache's dtype.
+
+    Args:
+        input: int64 [batch, new_tokens] token ids, with `embedding`; or [batch, new_tokens,
+            hidden_size] float32, bfloat16 or float16. new_tokens * num_heads / num_kv_heads is at
+            most 64.
+        weights: six packed weights a layer, from `pack_weight` and `pack_gate_up`: q, k, v, o,
+            gate_up, down. All layers have the same shapes; formats are free.
+        norms: two a layer, [hidden_size]: before the attention and before the MLP; one more
+            behind them is the final norm, applied after the last layer.
+        biases: none, or seven a layer: q, k, v, o, gate, up, down; each [rows] or None.
+        k_caches, v_caches: one a layer, [batch, num_kv_heads, max_seq_len, head_dim], float32,
+            bfloat16, float16 or, with `k_scales` and `v_scales`, int8. Written at slot seq_lens.
+        seq_lens: int64, [] or [batch]: tokens already in the caches. Not changed.
+        cos, sin: [1 or batch, new_tokens, rotary_dim], as in `rope_attention_decode`.
+        formats, group_sizes: of each of `weights`.
+        intermediate_size: rows of gate and of up.
+        int8_activation: multiply quantised weights by activations of 8 bits, as in
+            `packed_linear`.
+        activation: "silu", "gelu" or "gelu_tanh".
+        interleaved, scale, window, kv_start: as in `rope_attention_decode`.
+        k_scales, v_scales: one a layer, float32 [batch, num_kv_heads, max_seq_len].
+        embedding: packed [vocab_size, hidden_size].
+        lm_head: packed [vocab_size, hidden_size]; may be the embedding itself.
+        argmax: return the first of the largest logits of each token in place of all.
+
+    Returns:
+        float32 logits [batch, new_tokens, vocab_size] with `lm_head`, else x [batch, new_tokens,
+        hidden_size] in float32; with `argmax` int64 [batch, new_tokens].
+
+    Raises:
+        ValueError: a shape, size, stride, format, count or value is wrong, or a cache would
+            overflow. Nothing was written.
+        TypeError: a dtype or device is wrong. Nothing was written.
+        RuntimeError: a gradient is asked for.
+    """
+    op = _argmax if argmax else _out
+    return op(
+        input,
+        weights,
+        norms,
+        biases,
+        k_caches,
+        v_caches,
+        seq_lens,
+        cos,
+        sin,
+        formats=formats,
+        group_sizes=group_sizes,
+        num_heads=num_heads,
+        intermediate_size=intermediate_size,
+        norm_eps=norm_eps,
+        int8_activation=int8_activation,
+        activation=activation,
+        interleaved=interleaved,
+        scale=scale,
+        window=window,
+        kv_start=kv_start,
+        k_scales=k_scales,
+        v_scales=v_scales,
+        embedding=embedding,
+        embedding_format=embedding_format,
+        embedding_group_size=embedding_group_size,
+        lm_head=lm_head,
+        lm_head_format=lm_head_format,
+        lm_head_group_size=lm_head_group_size,
+        vocab_size=vocab_size,
+    )
