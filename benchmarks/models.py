@@ -11,6 +11,8 @@ from typing import Any
 import shapes
 import torch
 
+import fasttps
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -78,14 +80,21 @@ def make(model: Path | None, shape: str, dtype: torch.dtype) -> Any:
     """The model that the options ask for."""
     if model is None:
         return RANDOM[shape].make(dtype)
-    from transformers import AutoModelForCausalLM
+    return read(model, dtype)[0]
 
+
+def read(model: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    """The model at a path, unpatched and in eval mode, and its tokenizer."""
     if model == Path("smollm2"):
         from fasttps.cli.demo import smollm2_path
 
         model = smollm2_path()
-    folder, file = (model, {}) if model.is_dir() else (model.parent, {"gguf_file": model.name})
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **file).eval()
+    if model.is_file():
+        return tuple(fasttps.load_gguf(model, dtype=dtype))
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
+    return loaded, AutoTokenizer.from_pretrained(model)
 
 
 def weight_bytes(model: Any) -> int:
