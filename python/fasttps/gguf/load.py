@@ -12,7 +12,7 @@ from torch import nn
 
 from fasttps.gguf.config import end_tokens, llama_config
 from fasttps.gguf.header import BrokenGguf, Header, read_header
-from fasttps.gguf.tensors import ROPE_FACTORS, Tensors, check_fits
+from fasttps.gguf.tensors import ROPE_FACTORS, Tensors, dequantize, map_file
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -63,23 +63,34 @@ def load_with(
     return LoadedGguf(model.eval(), words)
 
 
+def open_llama(path: Path, header: Header) -> tuple[Any, Tensors]:
+    """The config of a file's model, and its tensors.
+
+    Raises:
+        BrokenGguf, UnsupportedGguf: as `load_gguf`.
+    """
+    factors = None
+    if (info := header.tensors.get(ROPE_FACTORS)) is not None:
+        blocks = map_file(path, header)[info.begin : info.end]
+        factors = dequantize(blocks, info).tolist()
+    config = llama_config(header, factors)
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    return config, Tensors(path, header, heads, kv_heads)
+
+
 def _empty_model(path: Path, header: Header) -> tuple[Any, Tensors]:
     """The model on the meta device, and the tensors, which fit it."""
     from transformers import LlamaForCausalLM
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    tensors = Tensors(path, header)
-    factors = None
-    if ROPE_FACTORS in header.tensors:
-        factors = tensors.values(ROPE_FACTORS).tolist()
-    config = llama_config(header, factors)
+    config, tensors = open_llama(path, header)
     # Before a module is made for each: a file of some bytes may state two billion layers.
     layers = sum(name.endswith(".attn_norm.weight") for name in header.tensors)
     if layers != config.num_hidden_layers:
         raise BrokenGguf(f"has {layers} of the {config.num_hidden_layers} layers that it states")
     with torch.device("meta"):
         model: Any = LlamaForCausalLM(config)
-    check_fits(tensors, {name: tuple(weight.shape) for name, weight in model.named_parameters()})
+    tensors.check_fits({name: tuple(weight.shape) for name, weight in model.named_parameters()})
     model.model.rotary_emb = LlamaRotaryEmbedding(config=config)
     if len(ends := end_tokens(header)) > 1:
         model.generation_config.eos_token_id = ends
@@ -88,27 +99,12 @@ def _empty_model(path: Path, header: Header) -> tuple[Any, Tensors]:
 
 def _fill(model: Any, tensors: Tensors, dtype: torch.dtype, progress: Progress | None) -> None:
     """Give the parameters their values, dequantised."""
-    names = list(tensors.names())
-    for done, (name, parameter) in enumerate(names, start=1):
+    for done, parameter in enumerate(tensors.infos, start=1):
         module_name, _, kind = parameter.rpartition(".")
-        heads = rope_heads(module_name, model.config)
-        values = tensors.values(name, heads).to(dtype)
-        _set(model.get_submodule(module_name), kind, values)
+        values = nn.Parameter(tensors.values(parameter).to(dtype))
+        setattr(model.get_submodule(module_name), kind, values)
         if progress is not None:
-            progress(done, len(names), name)
+            progress(done, len(tensors.infos), parameter)
     if model.config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
     model.config.dtype = dtype
-
-
-def _set(module: nn.Module, kind: str, values: torch.Tensor) -> None:
-    setattr(module, kind, nn.Parameter(values))
-
-
-def rope_heads(module_name: str, config: Any) -> int | None:
-    """The number of heads whose rows lie in RoPE's pairs in the file: of queries or of keys."""
-    if module_name.endswith("q_proj"):
-        return config.num_attention_heads
-    if module_name.endswith("k_proj"):
-        return config.num_key_value_heads
-    return None

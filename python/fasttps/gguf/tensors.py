@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,57 +32,83 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class Tensors:
-    """The data of a file, mapped into memory: pages are read as they are used."""
+    """The tensors of a file under transformers' names, mapped into memory: read as they are used.
 
-    def __init__(self, path: Path, header: Header) -> None:
-        if header.byte_order != "little":
-            raise UnsupportedGguf("is big-endian")
-        self._infos = header.tensors
-        size = path.stat().st_size
-        self._data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    Attributes:
+        path: of the file.
+        infos: parameter's name to the place of its tensor.
+    """
 
-    def names(self) -> Iterator[tuple[str, str]]:
-        """Each tensor's name in the file, and its parameter's name in transformers' Llama.
+    def __init__(self, path: Path, header: Header, heads: int, kv_heads: int) -> None:
+        """
+        Args:
+            heads, kv_heads: of the queries, and of keys and values.
 
         Raises:
-            UnsupportedGguf: a tensor has no place in that model.
+            UnsupportedGguf: a tensor has no place in transformers' Llama, or the file is
+                big-endian.
         """
-        for name in self._infos:
-            if name != ROPE_FACTORS:
-                yield name, parameter_name(name)
+        self.path = path
+        self.infos = {
+            parameter_name(name): info
+            for name, info in header.tensors.items()
+            if name != ROPE_FACTORS
+        }
+        self._data = map_file(path, header)
+        self._heads = {"q_proj": heads, "k_proj": kv_heads}
 
-    def info(self, name: str) -> TensorInfo:
-        return self._infos[name]
+    def blocks(self, parameter: str) -> Tensor:
+        """The bytes [rows, bytes of a row] of a tensor, a vector's elements being its rows.
 
-    def blocks(self, name: str, rope_heads: int | None = None) -> Tensor:
-        """The bytes [rows, bytes of a row] of a tensor, as they are in the file.
-
-        rope_heads: of a query or key projection, its number of heads: the file has the rows of a
-            head as [head_dim / 2, 2], the pairs of RoPE, and transformers as [2, head_dim / 2].
-            Whole rows move.
+        The file has the rows of a head of queries or keys as [head_dim / 2, 2], the pairs of
+        RoPE, and transformers as [2, head_dim / 2]: whole rows move.
         """
-        info = self._infos[name]
-        rows = info.shape[0] if len(info.shape) == 2 else 1
+        info = self.infos[parameter]
+        rows = info.shape[0]
         data = self._data[info.begin : info.end].view(rows, -1)
-        if rope_heads is None:
+        heads = self._heads.get(parameter.split(".")[-2])
+        if heads is None:
             return data
-        pairs = data.view(rope_heads, rows // rope_heads // 2, 2, -1)
+        pairs = data.view(heads, rows // heads // 2, 2, -1)
         return pairs.transpose(1, 2).reshape(rows, -1)
 
-    def values(self, name: str, rope_heads: int | None = None) -> Tensor:
+    def values(self, parameter: str) -> Tensor:
         """The dequantised tensor in float32, of any type that the gguf package dequantises."""
-        info = self._infos[name]
-        if len(info.shape) == 1 and rope_heads is not None:  # a bias: one element a row
-            item = (info.end - info.begin) // info.shape[0]
-            data = self._data[info.begin : info.end].view(rope_heads, -1, 2, item)
-            blocks = data.transpose(1, 2).reshape(1, -1)
-        else:
-            blocks = self.blocks(name, rope_heads)
-        return dequantize(blocks, info).reshape(info.shape)
+        return dequantize(self.blocks(parameter), self.infos[parameter])
+
+    def check_fits(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Hold the tensors against the parameters of a model.
+
+        Raises:
+            BrokenGguf: one is missing, too many, or of another shape.
+        """
+        for parameter, info in self.infos.items():
+            if parameter not in shapes:
+                raise BrokenGguf(f"has a tensor {info.name} that its metadata leave no place for")
+            if info.shape != shapes[parameter]:
+                raise BrokenGguf(
+                    f"has {info.name} of the shape {list(info.shape)}, and its metadata "
+                    f"say {list(shapes[parameter])}"
+                )
+        missing = sorted(shapes.keys() - self.infos.keys())
+        if missing:
+            raise BrokenGguf(f"lacks {len(missing)} of the model's weights, such as {missing[0]}")
+
+
+def map_file(path: Path, header: Header) -> Tensor:
+    """All bytes of the file; private to this process, and paged in as they are read.
+
+    Raises:
+        UnsupportedGguf: the numbers are in another order than ours.
+    """
+    if header.byte_order != sys.byteorder:
+        raise UnsupportedGguf(f"is {header.byte_order}-endian")
+    size = path.stat().st_size
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
 
 def dequantize(blocks: Tensor, info: TensorInfo) -> Tensor:
-    """Blocks [rows, bytes of a row] as float32 [rows, cols].
+    """The values of a tensor's blocks, in float32 and in its shape.
 
     Raises:
         UnsupportedGguf: the gguf package cannot dequantise the type.
@@ -89,14 +116,14 @@ def dequantize(blocks: Tensor, info: TensorInfo) -> Tensor:
     plain = _PLAIN.get(info.type_name)
     if plain is not None:
         # A copy, since a file's alignment may be less than an element's.
-        return blocks.contiguous().clone().view(plain).float()
+        return blocks.contiguous().clone().view(plain).float().reshape(info.shape)
     from gguf import GGMLQuantizationType, quants
 
     try:
         values: Any = quants.dequantize(blocks.numpy(), GGMLQuantizationType(info.kind))
     except NotImplementedError as error:
         raise UnsupportedGguf(f"has {info.name} in the type {info.type_name}") from error
-    return torch.from_numpy(values)
+    return torch.from_numpy(values).reshape(info.shape)
 
 
 def parameter_name(name: str) -> str:
@@ -110,24 +137,3 @@ def parameter_name(name: str) -> str:
         if part in _MODEL and kind == "weight":
             return f"{_MODEL[part]}.{kind}"
     raise UnsupportedGguf(f"has a tensor {name}, for which a Llama of transformers has no place")
-
-
-def check_fits(tensors: Tensors, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Hold the tensors of a file against the parameters of a model.
-
-    Raises:
-        BrokenGguf: one is missing, too many, or of another shape.
-    """
-    found = {}
-    for name, parameter in tensors.names():
-        if parameter not in shapes:
-            raise BrokenGguf(f"has a tensor {name} that its metadata leave no place for")
-        if tensors.info(name).shape != shapes[parameter]:
-            raise BrokenGguf(
-                f"has {name} of the shape {list(tensors.info(name).shape)}, and its metadata "
-                f"say {list(shapes[parameter])}"
-            )
-        found[parameter] = name
-    missing = sorted(shapes.keys() - found.keys())
-    if missing:
-        raise BrokenGguf(f"lacks {len(missing)} of the model's weights, such as {missing[0]}")

@@ -105,19 +105,17 @@ class _Safetensors:
 
 
 class _Gguf:
-    """A GGUF file, its blocks dequantised as transformers does; read once, when it is first asked.
-
-    transformers reads all tensors at once.
-    """
+    """A GGUF file of the Llama architecture, each tensor dequantised as it is asked for."""
 
     def __init__(self, path: Path) -> None:
-        from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+        from fasttps.gguf.header import read_header
+        from fasttps.gguf.load import open_llama
 
-        self._tensors = load_gguf_checkpoint(str(path), return_tensors=True)["tensors"]
-        self.keys = frozenset(self._tensors)
+        _, self._tensors = open_llama(path, read_header(path))
+        self.keys = frozenset(self._tensors.infos)
 
     def shape(self, key: str) -> tuple[int, ...]:
-        return tuple(self._tensors[key].shape)
+        return self._tensors.infos[key].shape
 
     def tensor(self, key: str) -> Tensor:
-        return self._tensors[key]
+        return self._tensors.values(key)
