@@ -95,7 +95,7 @@ def generate(
         on_tokens: called after each step with a list: the new token of each sequence, None for
             one that has ended. Generation ends where it returns something true.
         cache: of transformers' kind, with room for prompt and answer, empty or holding the first
-            tokens of the prompt; by default a `StaticKVCache`.
+            tokens of the prompt; by default a `StaticKVCache`, of the `kv` of the patch.
 
     Raises:
         ValueError: an argument out of its range; the prompt is empty or not padded at its left.
@@ -220,7 +220,7 @@ def _stepper(model: Any, cache: Any, max_seq_len: int) -> Stepper:
     if cache is None:
         from fasttps.kv_cache import StaticKVCache  # here: it imports transformers
 
-        cache = StaticKVCache(model.config, max_seq_len)
+        cache = StaticKVCache.for_model(model, max_seq_len)
     return ModelStepper(model, cache, max_seq_len)
 
 
