@@ -73,12 +73,13 @@ struct AttentionTask {
   float* scratch;     // attention_scratch_floats(padded_dim)
 };
 
-// f32 elements of AttentionTask::scratch, enough for either kernel.
-constexpr int64_t attention_scratch_floats(int64_t padded_dim) {
-  return 2 * kMaxQueryRows * padded_dim  // query and output, transposed
-         + 2 * kKeyBlock * padded_dim    // keys and values in f32
-         + kKeyBlock * kMaxQueryRows     // scores
-         + 4 * kMaxQueryRows;            // running state
+// f32 elements of AttentionTask::scratch for tasks of up to `rows` rows, enough for either kernel.
+constexpr int64_t attention_scratch_floats(int64_t padded_dim, int64_t rows = kMaxQueryRows) {
+  const int64_t columns = (rows + 15) / 16 * 16;
+  return 2 * columns * (padded_dim + 16)  // query and output in the kernel's own order
+         + 2 * kKeyBlock * padded_dim     // keys and values in f32
+         + (kKeyBlock + 16) * columns     // scores, sums
+         + 6 * kKeyBlock + 4 * columns;   // weights, scales, running state
 }
 
 // RoPE of one row: out[j] = x[j] * cos[j] + rotate(x)[j] * sin[j] for j < rotary_dim, x[j] beyond.

@@ -33,6 +33,10 @@ struct Vec {
     even.v = _mm256_cvtph_ps(low_halves(_mm256_and_si256(pairs, _mm256_set1_epi32(0xffff))));
     odd.v = _mm256_cvtph_ps(low_halves(_mm256_srli_epi32(pairs, 16)));
   }
+  // 64 bytes, of which the first `bytes` from p and zeros after them; reads nothing beyond.
+  static void copy_bytes(const void* p, int64_t bytes, void* lanes) {
+    copy_bytes_singly(p, bytes, lanes);
+  }
   void store(float* p) const { _mm256_storeu_ps(p, v); }
   void store_bf16(uint16_t* p) const {
     const __m256i bits = _mm256_castps_si256(v);
@@ -72,9 +76,20 @@ inline Vec abs(Vec a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
 inline Vec rint(Vec a) {
   return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
-inline Vec power_of_two(Vec n) {
-  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23))};
+// x - floor(x) of x brought into the range where 2^x is neither 0 nor infinite; n = floor(x).
+inline Vec fraction(Vec x, Vec& n) {
+  x = min(Vec::set(130.0f), max(Vec::set(-160.0f), x));
+  n.v = _mm256_floor_ps(x.v);
+  return x - n;
+}
+inline Vec power_of_two(__m256i n) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23))};
+}
+// p * 2^n for integral n in [-252, 252], in two steps so that it overflows and underflows
+// gradually.
+inline Vec times_power_of_two(Vec p, Vec n) {
+  const __m256i whole = _mm256_cvtps_epi32(n.v), half = _mm256_srai_epi32(whole, 1);
+  return p * power_of_two(half) * power_of_two(_mm256_sub_epi32(whole, half));
 }
 inline Vec copy_sign(Vec magnitude, Vec sign) {
   const __m256 sign_bit = _mm256_and_ps(sign.v, _mm256_set1_ps(-0.0f));
@@ -82,6 +97,71 @@ inline Vec copy_sign(Vec magnitude, Vec sign) {
 }
 inline Vec select_less(Vec a, Vec b, Vec then, Vec otherwise) {
   return {_mm256_blendv_ps(otherwise.v, then.v, _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ))};
+}
+// Lane i: then where bit i is set.
+inline Vec select_bits(uint32_t bits, Vec then, Vec otherwise) {
+  const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i set = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), lane);
+  return {
+      _mm256_blendv_ps(otherwise.v, then.v, _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, lane)))};
+}
+// Lane i: the sum of the lanes of x[i], i < 8.
+inline Vec sum_each(const Vec* x) {
+  __m256 halves[2];
+  for (int k = 0; k < 2; ++k) {
+    const __m256 *a = &x[4 * k].v, *b = &x[4 * k + 1].v, *c = &x[4 * k + 2].v, *d = &x[4 * k + 3].v;
+    const __m256 low = _mm256_add_ps(_mm256_unpacklo_ps(*a, *b), _mm256_unpackhi_ps(*a, *b));
+    const __m256 high = _mm256_add_ps(_mm256_unpacklo_ps(*c, *d), _mm256_unpackhi_ps(*c, *d));
+    halves[k] =
+        _mm256_add_ps(_mm256_shuffle_ps(low, high, 0x44), _mm256_shuffle_ps(low, high, 0xee));
+  }
+  return {_mm256_add_ps(_mm256_permute2f128_ps(halves[0], halves[1], 0x20),
+                        _mm256_permute2f128_ps(halves[0], halves[1], 0x31))};
+}
+// Part i of x, kLanes / kParts lanes, at p + i * stride.
+template <int kParts>
+inline void store_parts(Vec x, float* p, int64_t stride) {
+  const __m128 low = _mm256_castps256_ps128(x.v), high = _mm256_extractf128_ps(x.v, 1);
+  if constexpr (kParts == 2) {
+    _mm_storeu_ps(p, low);
+    _mm_storeu_ps(p + stride, high);
+  } else {
+    static_assert(kParts == 4);
+    _mm_storel_pi(reinterpret_cast<__m64*>(p), low);
+    _mm_storeh_pi(reinterpret_cast<__m64*>(p + stride), low);
+    _mm_storel_pi(reinterpret_cast<__m64*>(p + 2 * stride), high);
+    _mm_storeh_pi(reinterpret_cast<__m64*>(p + 3 * stride), high);
+  }
+}
+// Lane j of x[i] becomes lane i of x[j], i and j < 8.
+inline void transpose_lanes(Vec* x) {
+  __m256 t[8];
+  for (int i = 0; i < 8; i += 4) {  // 4 x 4 blocks of one half
+    const __m256 a = _mm256_unpacklo_ps(x[i].v, x[i + 1].v);
+    const __m256 b = _mm256_unpackhi_ps(x[i].v, x[i + 1].v);
+    const __m256 c = _mm256_unpacklo_ps(x[i + 2].v, x[i + 3].v);
+    const __m256 d = _mm256_unpackhi_ps(x[i + 2].v, x[i + 3].v);
+    t[i] = _mm256_shuffle_ps(a, c, 0x44);
+    t[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
+    t[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
+    t[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
+  }
+  for (int k = 0; k < 4; ++k) {
+    x[k].v = _mm256_permute2f128_ps(t[k], t[k + 4], 0x20);
+    x[k + 4].v = _mm256_permute2f128_ps(t[k], t[k + 4], 0x31);
+  }
+}
+// The even and the odd elements of a, b taken as one row; and back.
+inline void deinterleave(Vec a, Vec b, Vec& even, Vec& odd) {
+  const __m256 low = _mm256_permute2f128_ps(a.v, b.v, 0x20);
+  const __m256 high = _mm256_permute2f128_ps(a.v, b.v, 0x31);
+  even.v = _mm256_shuffle_ps(low, high, 0x88);
+  odd.v = _mm256_shuffle_ps(low, high, 0xdd);
+}
+inline void interleave(Vec even, Vec odd, Vec& a, Vec& b) {
+  const __m256 low = _mm256_unpacklo_ps(even.v, odd.v), high = _mm256_unpackhi_ps(even.v, odd.v);
+  a.v = _mm256_permute2f128_ps(low, high, 0x20);
+  b.v = _mm256_permute2f128_ps(low, high, 0x31);
 }
 inline float reduce_add(Vec a) {
   __m128 x = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));

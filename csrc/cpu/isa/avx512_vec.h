@@ -41,6 +41,11 @@ struct Avx512Vec {
     even.v = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(pairs));
     odd.v = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pairs, 16)));
   }
+  // 64 bytes, of which the first `bytes` from p and zeros after them; reads nothing beyond.
+  static void copy_bytes(const void* p, int64_t bytes, void* lanes) {
+    const __mmask64 mask = bytes >= 64 ? ~uint64_t{0} : (uint64_t{1} << bytes) - 1;
+    _mm512_storeu_si512(lanes, _mm512_maskz_loadu_epi8(mask, p));
+  }
   void store(float* p) const { _mm512_storeu_ps(p, v); }
   // vcvtneps2bf16 would flush subnormals, so the rounding is done on the bits.
   void store_bf16(uint16_t* p) const {
@@ -71,9 +76,14 @@ struct Avx512Vec {
   friend Avx512Vec rint(Avx512Vec a) {
     return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
   }
-  friend Avx512Vec power_of_two(Avx512Vec n) {
-    const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
+  // x - floor(x), 0 for infinities; 2^floor(x) = times_power_of_two(1, n).
+  friend Avx512Vec fraction(Avx512Vec x, Avx512Vec& n) {
+    n = x;
+    return {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+  }
+  // p * 2^floor(n), gradual at both ends.
+  friend Avx512Vec times_power_of_two(Avx512Vec p, Avx512Vec n) {
+    return {_mm512_scalef_ps(p.v, n.v)};
   }
   friend Avx512Vec copy_sign(Avx512Vec magnitude, Avx512Vec sign) {
     const __m512 sign_bit = _mm512_and_ps(sign.v, _mm512_set1_ps(-0.0f));
@@ -82,10 +92,83 @@ struct Avx512Vec {
   friend Avx512Vec select_less(Avx512Vec a, Avx512Vec b, Avx512Vec then, Avx512Vec otherwise) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), otherwise.v, then.v)};
   }
+  // Lane i: then where bit i is set.
+  friend Avx512Vec select_bits(uint32_t bits, Avx512Vec then, Avx512Vec otherwise) {
+    return {_mm512_mask_blend_ps(static_cast<__mmask16>(bits), otherwise.v, then.v)};
+  }
+  // Lane i: the sum of the lanes of x[i], i < 16.
+  friend Avx512Vec sum_each(const Avx512Vec* x) {
+    Avx512Vec quads[4];
+    for (int k = 0; k < 4; ++k) {
+      const __m512 a = fold_halves(x[k].v, x[k + 4].v), b = fold_halves(x[k + 8].v, x[k + 12].v);
+      quads[k].v =
+          _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    }
+    const __m512 low = fold_pairs(quads[0].v, quads[1].v),
+                 high = fold_pairs(quads[2].v, quads[3].v);
+    return {_mm512_add_ps(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee))};
+  }
+  // Part i of x, kLanes / kParts lanes, at p + i * stride.
+  template <int kParts>
+  friend void store_parts(Avx512Vec x, float* p, int64_t stride) {
+    if constexpr (kParts == 2) {
+      _mm256_storeu_ps(p, _mm512_castps512_ps256(x.v));
+      _mm256_storeu_ps(p + stride, _mm512_extractf32x8_ps(x.v, 1));
+    } else {
+      static_assert(kParts == 4);
+      _mm_storeu_ps(p, _mm512_castps512_ps128(x.v));
+      _mm_storeu_ps(p + stride, _mm512_extractf32x4_ps(x.v, 1));
+      _mm_storeu_ps(p + 2 * stride, _mm512_extractf32x4_ps(x.v, 2));
+      _mm_storeu_ps(p + 3 * stride, _mm512_extractf32x4_ps(x.v, 3));
+    }
+  }
+  // Lane j of x[i] becomes lane i of x[j], i and j < 16.
+  friend void transpose_lanes(Avx512Vec* x) {
+    __m512 t[16];
+    for (int i = 0; i < 16; i += 4) {  // 4 x 4 blocks of one quad
+      const __m512 a = _mm512_unpacklo_ps(x[i].v, x[i + 1].v);
+      const __m512 b = _mm512_unpackhi_ps(x[i].v, x[i + 1].v);
+      const __m512 c = _mm512_unpacklo_ps(x[i + 2].v, x[i + 3].v);
+      const __m512 d = _mm512_unpackhi_ps(x[i + 2].v, x[i + 3].v);
+      t[i] = _mm512_shuffle_ps(a, c, 0x44);
+      t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
+      t[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
+      t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
+    }
+    for (int k = 0; k < 4; ++k) {  // quad q of t[k + 4 * row] to quad row of x[k + 4 * q]
+      const __m512 a = _mm512_shuffle_f32x4(t[k], t[k + 4], 0x88);
+      const __m512 b = _mm512_shuffle_f32x4(t[k], t[k + 4], 0xdd);
+      const __m512 c = _mm512_shuffle_f32x4(t[k + 8], t[k + 12], 0x88);
+      const __m512 d = _mm512_shuffle_f32x4(t[k + 8], t[k + 12], 0xdd);
+      x[k].v = _mm512_shuffle_f32x4(a, c, 0x88);
+      x[k + 4].v = _mm512_shuffle_f32x4(b, d, 0x88);
+      x[k + 8].v = _mm512_shuffle_f32x4(a, c, 0xdd);
+      x[k + 12].v = _mm512_shuffle_f32x4(b, d, 0xdd);
+    }
+  }
+  // The even and the odd elements of a, b taken as one row; and back.
+  friend void deinterleave(Avx512Vec a, Avx512Vec b, Avx512Vec& even, Avx512Vec& odd) {
+    const __m512i at = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    even.v = _mm512_permutex2var_ps(a.v, at, b.v);
+    odd.v = _mm512_permutex2var_ps(a.v, _mm512_add_epi32(at, _mm512_set1_epi32(1)), b.v);
+  }
+  friend void interleave(Avx512Vec even, Avx512Vec odd, Avx512Vec& a, Avx512Vec& b) {
+    const __m512i at = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    a.v = _mm512_permutex2var_ps(even.v, at, odd.v);
+    b.v = _mm512_permutex2var_ps(even.v, _mm512_add_epi32(at, _mm512_set1_epi32(8)), odd.v);
+  }
   friend float reduce_add(Avx512Vec a) { return _mm512_reduce_add_ps(a.v); }
   friend float reduce_max(Avx512Vec a) { return _mm512_reduce_max_ps(a.v); }
 
  private:
+  // [a lower + a upper half, b lower + b upper half].
+  static __m512 fold_halves(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));
+  }
+  // In each quad: [a0 + a2, b0 + b2, a1 + a3, b1 + b3].
+  static __m512 fold_pairs(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  }
   static __m256i load_256(const void* p) {
     return _mm256_loadu_si256(static_cast<const __m256i*>(p));
   }

@@ -23,6 +23,9 @@ struct Vec {
     even = load_f16(p);
     odd = load_f16(p + 1);
   }
+  static void copy_bytes(const void* p, int64_t bytes, void* lanes) {
+    copy_bytes_singly(p, bytes, lanes);
+  }
   void store(float* p) const { *p = v; }
   void store_bf16(uint16_t* p) const { *p = f32_to_bf16(v); }
   void store_f16(uint16_t* p) const { *p = f32_to_f16(v); }
@@ -39,13 +42,36 @@ inline Vec max(Vec a, Vec b) { return a.v > b.v ? a : b; }
 inline Vec abs(Vec a) { return {__builtin_fabsf(a.v)}; }
 // To the nearest integer, ties to even, for |x| < 2^22; without the C library. NaN stays NaN.
 inline Vec rint(Vec a) { return {(a.v + 0x1.8p23f) - 0x1.8p23f}; }
-inline Vec power_of_two(Vec n) {
-  const int32_t exponent = n.v == n.v ? static_cast<int32_t>(n.v) : 0;
-  return {bits_to_f32(static_cast<uint32_t>(exponent + 127) << 23)};
+// x - floor(x) of x brought into the range where 2^x is neither 0 nor infinite; n = floor(x).
+inline Vec fraction(Vec x, Vec& n) {
+  x = min(Vec::set(130.0f), max(Vec::set(-160.0f), x));
+  n = rint(x);
+  if (n.v > x.v) n.v -= 1.0f;
+  return x - n;
+}
+inline Vec power_of_two(int32_t n) { return {bits_to_f32(static_cast<uint32_t>(n + 127) << 23)}; }
+// p * 2^n for integral n in [-252, 252], in two steps so that it overflows and underflows
+// gradually.
+inline Vec times_power_of_two(Vec p, Vec n) {
+  const int32_t whole = n.v == n.v ? static_cast<int32_t>(n.v) : 0, half = whole / 2;
+  return p * power_of_two(half) * power_of_two(whole - half);
 }
 inline Vec copy_sign(Vec magnitude, Vec sign) { return {__builtin_copysignf(magnitude.v, sign.v)}; }
 inline Vec select_less(Vec a, Vec b, Vec then, Vec otherwise) {
   return a.v < b.v ? then : otherwise;
+}
+inline Vec select_bits(uint32_t bits, Vec then, Vec otherwise) {
+  return (bits & 1) != 0 ? then : otherwise;
+}
+inline Vec sum_each(const Vec* x) { return x[0]; }
+inline void transpose_lanes(Vec*) {}
+inline void deinterleave(Vec a, Vec b, Vec& even, Vec& odd) {
+  even = a;
+  odd = b;
+}
+inline void interleave(Vec even, Vec odd, Vec& a, Vec& b) {
+  a = even;
+  b = odd;
 }
 inline float reduce_add(Vec a) { return a.v; }
 inline float reduce_max(Vec a) { return a.v; }

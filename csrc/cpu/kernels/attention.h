@@ -4,6 +4,28 @@ namespace {
 
 inline constexpr float kMinusInf = -__builtin_inff();
 
+// body(0), ..., body(kCount - 1), without a loop, so that arrays indexed by it stay in registers.
+template <int kCount, class Body>
+[[gnu::always_inline]] inline void unrolled(const Body& body) {
+  if constexpr (kCount > 1) unrolled<kCount - 1>(body);
+  body(kCount - 1);
+}
+
+// Bit j: mask[j] is not 0, j < count <= 64. Reads nothing beyond.
+inline uint64_t nonzero_bytes(const uint8_t* mask, int64_t stride, int64_t count) {
+  uint64_t bits = 0;
+  int64_t j = 0;
+  for (; stride == 1 && j + 8 <= count; j += 8) {
+    uint64_t bytes;
+    __builtin_memcpy(&bytes, mask + j, 8);
+    constexpr uint64_t kLow7 = 0x7f7f7f7f7f7f7f7f;
+    bytes = ((((bytes & kLow7) + kLow7) | bytes) & ~kLow7) >> 7;  // 1 a byte that is not 0
+    bits |= bytes * 0x0102040810204080 >> 56 << j;                // byte i to bit i
+  }
+  for (; j < count; ++j) bits |= uint64_t{mask[j * stride] != 0} << j;
+  return bits;
+}
+
 // Bit j: row may see position `position` + j, j < count <= kKeyBlock.
 inline uint64_t allowed_positions(const AttentionTask& task, int64_t row, int64_t position,
                                   int64_t count) {
@@ -13,9 +35,7 @@ inline uint64_t allowed_positions(const AttentionTask& task, int64_t row, int64_
   uint64_t bits = (~uint64_t{0} >> (64 - (to - from))) << from;
   if (task.mask != nullptr) {
     const uint8_t* mask = task.mask[row] + (position - task.slot_shift) * task.mask_stride;
-    for (int64_t j = from; j < to; ++j) {
-      if (mask[j * task.mask_stride] == 0) bits &= ~(uint64_t{1} << j);
-    }
+    bits &= nonzero_bytes(mask + from * task.mask_stride, task.mask_stride, to - from) << from;
   }
   return bits;
 }
@@ -25,9 +45,11 @@ struct KeyBlock {
   int64_t position;
   int64_t count;
   uint64_t all;                     // `count` ones
+  uint64_t seen;                    // by some row
   uint64_t allowed[kMaxQueryRows];  // by row
   bool any;                         // some row sees some position
   bool partial;                     // some row misses some position
+  bool alike;                       // all rows see the same positions
 };
 
 inline KeyBlock key_block(const AttentionTask& task, int64_t position) {
@@ -35,13 +57,17 @@ inline KeyBlock key_block(const AttentionTask& task, int64_t position) {
   block.position = position;
   block.count = task.end - position < kKeyBlock ? task.end - position : kKeyBlock;
   block.all = ~uint64_t{0} >> (64 - block.count);
-  block.any = block.partial = false;
+  block.seen = 0;
+  block.partial = false;
+  block.alike = true;
   for (int64_t r = 0; r < task.rows; ++r) {
     block.allowed[r] = allowed_positions(task, r, position, block.count);
-    block.any |= block.allowed[r] != 0;
+    block.seen |= block.allowed[r];
+    block.alike &= block.allowed[r] == block.allowed[0];
     block.partial |= block.allowed[r] != block.all;
     task.attended[r] |= block.allowed[r] != 0;
   }
+  block.any = block.seen != 0;
   return block;
 }
 

@@ -2,9 +2,12 @@
 namespace fasttps::cpu {
 namespace {
 
+// load_chunk: 2 * kLanes elements as two vectors: the even and the odd ones where kSplitsPairs (the
+// cheapest way to widen bf16), else the first and the second half.
 struct F32 {
   using Storage = float;
   static constexpr bool kScaled = false;  // no factor beside the row
+  static constexpr bool kSplitsPairs = false;
   template <class Vec>
   static Vec load(const float* p) {
     return Vec::load(p);
@@ -18,6 +21,7 @@ struct F32 {
 struct Bf16 {
   using Storage = uint16_t;
   static constexpr bool kScaled = false;
+  static constexpr bool kSplitsPairs = true;
   template <class Vec>
   static Vec load(const uint16_t* p) {
     return Vec::load_bf16(p);
@@ -35,6 +39,7 @@ struct Bf16 {
 struct F16 {
   using Storage = uint16_t;
   static constexpr bool kScaled = false;
+  static constexpr bool kSplitsPairs = false;
   template <class Vec>
   static Vec load(const uint16_t* p) {
     return Vec::load_f16(p);
@@ -52,11 +57,35 @@ struct F16 {
 struct Int8 {
   using Storage = int8_t;
   static constexpr bool kScaled = true;
+  static constexpr bool kSplitsPairs = false;
   template <class Vec>
   static Vec load(const int8_t* p) {
     return Vec::load_i8(p);
   }
 };
+
+template <class Vec, class Element>
+inline void load_chunk(const typename Element::Storage* p, Vec& a, Vec& b) {
+  if constexpr (Element::kSplitsPairs) {
+    Element::load_pairs(p, a, b);
+  } else {
+    a = Element::template load<Vec>(p);
+    b = Element::template load<Vec>(p + Vec::kLanes);
+  }
+}
+
+// A chunk of which only `count` elements exist, zeros after them; reads nothing beyond.
+template <class Vec, class Element>
+inline void load_chunk_partial(const typename Element::Storage* p, int64_t count, Vec& a, Vec& b) {
+  constexpr int64_t kElementBytes = sizeof(typename Element::Storage);
+  typename Element::Storage lanes[128 / kElementBytes];
+  Vec::copy_bytes(p, count * kElementBytes, lanes);
+  if constexpr (2 * Vec::kLanes * kElementBytes > 64) {
+    const int64_t first = 64 / kElementBytes;
+    Vec::copy_bytes(p + first, count > first ? (count - first) * kElementBytes : 0, lanes + first);
+  }
+  load_chunk<Vec, Element>(lanes, a, b);
+}
 
 // The first `count` < kLanes elements, zeros after them; reads nothing beyond.
 template <class Vec, class Element>

@@ -48,4 +48,11 @@ inline uint16_t f32_to_f16(float x) {
   return static_cast<uint16_t>(sign | ((rounded - 0x38000000) >> 13));
 }
 
+// 64 bytes, of which the first `bytes` from p and zeros after them.
+inline void copy_bytes_singly(const void* p, int64_t bytes, void* lanes) {
+  const auto* from = static_cast<const uint8_t*>(p);
+  auto* to = static_cast<uint8_t*>(lanes);
+  for (int64_t i = 0; i < 64; ++i) to[i] = i < bytes ? from[i] : 0;
+}
+
 }  // namespace

@@ -5,28 +5,20 @@ namespace {
 
 inline constexpr float kLog2E = 1.44269504088896341f;
 
-// p * 2^n for integral n in [-300, 300], in two steps so that it overflows and underflows
-// gradually.
-template <class Vec>
-inline Vec scale_by_power_of_two(Vec p, Vec n) {
-  const Vec half = rint(n * Vec::set(0.5f));
-  return p * power_of_two(half) * power_of_two(n - half);
-}
-
-// 2^x = 2^n * 2^r, |r| <= 1/2; 2^r by a degree-6 minimax polynomial, relative error 2e-9.
+// 2^x = 2^n * 2^r with n = floor(x), r in [0, 1); 2^r by a degree-6 minimax polynomial with
+// 2^0 = 1 exactly, relative error 2.0e-9.
 template <class Vec>
 inline Vec exp2(Vec x) {
-  x = min(Vec::set(130.0f), max(Vec::set(-160.0f), x));
-  const Vec n = rint(x);
-  const Vec r = x - n;
-  Vec p = Vec::set(1.535336050e-04f);
-  p = fmadd(p, r, Vec::set(1.339887502e-03f));
-  p = fmadd(p, r, Vec::set(9.618436918e-03f));
-  p = fmadd(p, r, Vec::set(5.550332367e-02f));
-  p = fmadd(p, r, Vec::set(2.402264774e-01f));
-  p = fmadd(p, r, Vec::set(6.931471825e-01f));
+  Vec n;
+  const Vec r = fraction(x, n);
+  Vec p = Vec::set(2.161291505e-04f);
+  p = fmadd(p, r, Vec::set(1.246784641e-03f));
+  p = fmadd(p, r, Vec::set(9.675451571e-03f));
+  p = fmadd(p, r, Vec::set(5.548528062e-02f));
+  p = fmadd(p, r, Vec::set(2.402293056e-01f));
+  p = fmadd(p, r, Vec::set(6.931470444e-01f));
   p = fmadd(p, r, Vec::set(1.0f));
-  return scale_by_power_of_two(p, n);
+  return times_power_of_two(p, n);
 }
 
 // e^x = 2^n * e^r, r = x - n ln 2 with ln 2 in two parts; e^r by a degree-6 minimax polynomial.
@@ -42,7 +34,7 @@ inline Vec exp(Vec x) {
   p = fmadd(p, r, Vec::set(1.666651815e-01f));
   p = fmadd(p, r, Vec::set(5.000000000e-01f));
   p = fmadd(p, r * r, r) + Vec::set(1.0f);
-  return scale_by_power_of_two(p, n);
+  return times_power_of_two(p, n);
 }
 
 // Odd polynomial below 0.625 (Cephes tanhf), 1 - 2 / (e^2|x| + 1) above.
