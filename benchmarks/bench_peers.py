@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for model_name in options.models:
         model = model_of(model_name, cache, console)
         plan = contest.Plan(
-            measures,
+            tuple(measure for measure in measures if measure.tokens < model.max_positions()),
             options.decode_tokens,
             options.rounds,
             options.prefill_rounds,
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(f"{facts['machine']} · isa {facts['isa']} · commit {facts['commit']}")
     wrong = report.faster_than_memory(records)
     if wrong:
-        raise SystemExit("\n".join(["broken ruler, faster than the memory can be read:", *wrong]))
+        harness.broken_ruler(wrong, options.quick, console)
 
 
 def reference_of(contestants: Sequence[contest.Contestant]) -> contest.Contestant | None:

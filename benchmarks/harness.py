@@ -190,6 +190,18 @@ def judged(op: str, case: Case, ruler: Ruler, rounds: int) -> dict[str, Any]:
         return record_of(op, case, timings, gauges)
 
 
+def broken_ruler(wrong: Sequence[str], quick: bool, console: Console) -> None:
+    """Say what was faster than the memory can be read, when all else is written.
+
+    Raises:
+        SystemExit: not `quick`, whose few samples of a busy machine prove nothing.
+    """
+    text = "\n".join(["broken ruler, faster than the memory can be read:", *wrong])
+    if not quick:
+        raise SystemExit(text)
+    console.print(text, markup=False)
+
+
 def show(title: str, records: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
     """A table of the records: ours in µs, its rates, and each alternative as a multiple of ours."""
     console = console or Console()

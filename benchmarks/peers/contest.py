@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -68,9 +69,16 @@ class Model:
     folder: Path
     gguf: Path | None = None
 
+    def config(self) -> dict[str, Any]:
+        return json.loads((self.folder / "config.json").read_text())
+
+    def max_positions(self) -> int:
+        """Longer sequences are not measured."""
+        return self.config()["max_position_embeddings"]
+
     def prompt(self, tokens: int, seed: int = 0) -> list[int]:
         """The same random token ids for all; the first few, which mean something, left out."""
-        vocab_size = Job(self.folder, "", "", 0, 0, 0).config()["vocab_size"]
+        vocab_size = self.config()["vocab_size"]
         draw = random.Random(seed)
         return [draw.randrange(300, vocab_size) for _ in range(tokens)]
 

@@ -10,7 +10,7 @@ from peers.peer import Job, SteppingPeer
 
 class FastTps(SteppingPeer):
     own_venv = False
-    bits = ("bf16",)
+    bits = ("bf16", "int8", "int4")
     ways = ("patched",)
 
     def load(self, job: Job) -> dict[str, Any]:
@@ -25,7 +25,7 @@ class FastTps(SteppingPeer):
         self.model = transformers.AutoModelForCausalLM.from_pretrained(
             job.folder, dtype=torch.bfloat16
         ).eval()
-        self.patch = fasttps.patch(self.model)
+        self.patch = fasttps.patch(self.model, job.bits)
         self.cache = fasttps.StaticKVCache(self.model.config, job.max_seq_len)
         return {
             "version": f"fasttps {fasttps.__version__}",
