@@ -2,6 +2,7 @@
 
 - `fasttps.patch(model)`: run a HuggingFace model through the fused ops; `.undo()` restores it.
 - `fasttps.generate(model, input_ids, max_new_tokens=...)`: a loop over tokens that costs nothing.
+- `fasttps.save(patch, folder)`, `fasttps.load(folder)`: a model with its weights packed.
 - `fasttps.load_gguf(path)`: a model and its tokenizer from a GGUF file.
 - `fasttps.StaticKVCache`: a KV cache allocated once, for `model.generate(past_key_values=...)`.
 - `fasttps.register_attention()`: `attn_implementation="fasttps"` for any transformers model.
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from fasttps.kv_cache import StaticKVCache
     from fasttps.models.attention_interface import register_attention
     from fasttps.models.patch import Patch, PatchError, patch
+    from fasttps.packed_model import load, save
 
 cmake_prefix_path: str = str(_library.PACKAGE_DIR / "share" / "cmake")
 
@@ -42,9 +44,11 @@ _LAZY = {
     "PatchError": "fasttps.models.patch",
     "StaticKVCache": "fasttps.kv_cache",
     "generate": "fasttps.generation",
+    "load": "fasttps.packed_model",
     "load_gguf": "fasttps.gguf",
     "patch": "fasttps.models.patch",
     "register_attention": "fasttps.models.attention_interface",
+    "save": "fasttps.packed_model",
 }
 
 __all__ = [
@@ -56,11 +60,13 @@ __all__ = [
     "cmake_prefix_path",
     "generate",
     "isa",
+    "load",
     "load_gguf",
     "ops",
     "patch",
     "reference",
     "register_attention",
+    "save",
 ]
 
 

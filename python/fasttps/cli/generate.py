@@ -17,6 +17,7 @@ from fasttps.cli.errors import CliError, ExitCode
 from fasttps.cli.load import load, source
 from fasttps.cli.patched import check_isa, check_supported, patch_model
 from fasttps.cli.progress import Reporter
+from fasttps.packed_model.manifest import is_packed_model
 
 WARM_UP_TOKENS = 4
 
@@ -50,6 +51,11 @@ def run(request: Request) -> None:
         CliError: what `ExitCode` lists.
     """
     source(request.model)
+    packed = is_packed_model(request.model)
+    if packed and (request.compare or not request.patch):
+        raise CliError(
+            ExitCode.USAGE, f"{request.model} holds packed weights alone, and no unpatched model"
+        )
     prompt = read_prompt(request.prompt)
     reporter = Reporter()
     if request.patch:
@@ -83,7 +89,7 @@ def run(request: Request) -> None:
         ask_transformers(loaded, inputs, WARM_UP_TOKENS, penalty)
         return ask_transformers(loaded, inputs, max_new_tokens, penalty)
 
-    patch = patch_model(loaded.model, reporter) if request.patch else None
+    patch = patch_model(loaded.model, reporter) if request.patch and not packed else None
     ours = answer(write_out)
     write_out("\n")
     name = f"fasttps, {fasttps.isa.active()}" if request.patch else "unpatched"

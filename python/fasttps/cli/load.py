@@ -20,6 +20,7 @@ from fasttps.cli.progress import Report, Reporter
 from fasttps.gguf.config import ARCHITECTURE, UnsupportedGguf
 from fasttps.gguf.header import BrokenGguf, Header, is_gguf, read_header
 from fasttps.gguf.load import load_with
+from fasttps.packed_model.manifest import is_packed_model
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Loaded:
 
 
 def load(path: Path, dtype: torch.dtype, reporter: Reporter) -> Loaded:
-    """Load the model at `path`, a HuggingFace folder or a GGUF file, in `dtype`.
+    """Load the model at `path`, a HuggingFace folder, a saved one or a GGUF file, in `dtype`.
 
     Raises:
         CliError: BROKEN_MODEL, with what is wrong with the path or the files.
@@ -49,6 +50,8 @@ def load(path: Path, dtype: torch.dtype, reporter: Reporter) -> Loaded:
         if header.architecture == ARCHITECTURE:
             return load_llama_gguf(path, header, dtype, reporter)
         importlib.import_module("accelerate")  # transformers' own reader needs it
+    if is_packed_model(path):
+        return load_packed(path, dtype, reporter)
     with reporter.step("reading the tokenizer"):
         tokenizer = read(path, lambda: transformers.AutoTokenizer.from_pretrained(**where))
     with reporter.step("reading the weights") as report, _bars_report_to(report):
@@ -67,6 +70,19 @@ def load(path: Path, dtype: torch.dtype, reporter: Reporter) -> Loaded:
     if "gguf_file" in where:
         forget_quantizer(model)
     return Loaded(model.eval(), tokenizer)
+
+
+def load_packed(path: Path, dtype: torch.dtype, reporter: Reporter) -> Loaded:
+    """Load a folder that `fasttps.save` wrote; its model is patched."""
+    import transformers
+
+    from fasttps.packed_model.reading import load
+    from fasttps.packed_model.skeleton import cast
+
+    with reporter.step("mapping the weights"):
+        model = _check(path, load)
+        cast(model, dtype)
+    return Loaded(model, read(path, lambda: transformers.AutoTokenizer.from_pretrained(path)))
 
 
 def load_llama_gguf(path: Path, header: Header, dtype: torch.dtype, reporter: Reporter) -> Loaded:

@@ -106,6 +106,7 @@ class PackedEmbedding(FusedModule, nn.Embedding):
 
     def fuse(self, options: Options, **arguments: Any) -> None:
         self.__dict__["head"] = arguments["head"]
+        self._parameters["weight"] = self.head._parameters["weight"]  # adopt may have made another
         self.register_load_state_dict_post_hook(_pack_head_after_load)
 
     def unfuse(self, read: ReadOriginal | None = None) -> None:

@@ -122,7 +122,11 @@ class PackedModule(FusedModule):
         (slot,) = (slot for slot in self.slots if slot.buffer == buffer)
         for name in slot.names:
             weight = self._weight(name)
-            weight.data = weight.data.new_empty(0, device=packed.device)
+            empty = torch.empty(0, dtype=weight.dtype, device=packed.device)
+            if weight.is_meta:  # whose data cannot become those of another device
+                self._owner(name)._parameters["weight"] = nn.Parameter(empty, weight.requires_grad)
+            else:
+                weight.data = empty
         self._hold(slot, packed, kind)
 
     def packed_tensor(self, buffer: str) -> PackedTensor | None:
@@ -274,6 +278,10 @@ class PackedModule(FusedModule):
                 value = read(name)
             values.append(value.to(weight.device, weight.dtype))
         return values
+
+    def weight_shape(self, name: str) -> tuple[int, ...]:
+        """That of a weight which is not packed."""
+        return tuple(self._weight(name).shape)
 
     def _owner(self, name: str) -> Any:
         return self if name == "" else self._modules[name]
