@@ -24,7 +24,7 @@ import harness
 import torch
 from peers import PEERS, contest, model_files, peer_class, report
 from peers.install import default_cache, install
-from peers.worker import BENCHMARKS
+from peers.worker import worker_environment
 from rich.console import Console
 
 from fasttps.bench import Ruler
@@ -111,7 +111,7 @@ def model_of(name: str, cache: Path, console: Console) -> contest.Model:
         with console.status(f"writing {folder}"):
             subprocess.run(
                 [sys.executable, "-m", "peers.model_files", name, folder],
-                env=os.environ | {"PYTHONPATH": str(BENCHMARKS)},
+                env=worker_environment(own_venv=False, passive=True),
                 stdout=subprocess.DEVNULL,
                 check=True,
             )

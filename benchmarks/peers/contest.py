@@ -208,8 +208,9 @@ def turns(
                 samples.append(sample(each, worker, measure, model, plan))
             except WorkerError as error:
                 each.reason = f"{measure}: {error}"
-            if each.name == OURS and samples:
-                ours.append(samples[-1])
+            else:
+                if each.name == OURS:
+                    ours.append(samples[-1])
     for each, samples in taken:
         each.samples.setdefault(measure, []).extend(samples)
         each.beside.setdefault(measure, []).extend(ours)

