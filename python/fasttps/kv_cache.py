@@ -126,6 +126,16 @@ class StaticKVLayer(CacheLayerMixin):
             self._allocate(*kind)
         return self._steps.seq_lens(start, key.device)
 
+    def takes(self, batch: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> bool:
+        """Whether the buffers are there, for keys and values like these."""
+        return self._kind is not None and self._kind[:5] == (
+            batch,
+            num_kv_heads,
+            head_dim,
+            head_dim,
+            dtype,
+        )
+
     def _allocate(
         self,
         batch: int,
@@ -325,6 +335,35 @@ class StaticKVCache(Cache):
         """A cache that holds what the patch of `model` was asked for as its `kv`."""
         kinds = {module.__dict__["kv"] for module in model.modules() if "kv" in module.__dict__}
         return cls(model.config, max_seq_len, next(iter(kinds), None))
+
+    def step_start(
+        self, batch: int, new_tokens: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> int | None:
+        """Tokens in the cache, if it is one of such keys and has room for more of them."""
+        if not self.layers[0].takes(batch, num_kv_heads, head_dim, dtype):
+            return None
+        self._steps.settle()
+        start = self._steps.filled[0]
+        return start if start + new_tokens <= self.max_seq_len else None
+
+    def step_buffers(self) -> tuple[list[Tensor], list[Tensor], list[Tensor] | None, Any]:
+        """Keys, values and, of an int8 cache, their scales, each a list over the layers."""
+        layers: Any = self.layers
+        scales = layers[0].k_scale is not None
+        return (
+            [layer.keys for layer in layers],
+            [layer.values for layer in layers],
+            [layer.k_scale for layer in layers] if scales else None,
+            [layer.v_scale for layer in layers] if scales else None,
+        )
+
+    def step_seq_lens(self, start: int) -> Tensor:
+        """`start` as the ops take it."""
+        return self._steps.seq_lens(start, self.layers[0].device)
+
+    def end_step(self, new_tokens: int) -> None:
+        """Count `new_tokens` more in every layer; they were written by an op."""
+        self._steps.filled = [tokens + new_tokens for tokens in self._steps.filled]
 
     def crop(self, tokens: int) -> None:
         """Negative: remove so many of the last tokens. Positive: keep so many of the first."""

@@ -27,7 +27,8 @@ def reasons(model):
     with fasttps.patch(model) as patch:
         torch.testing.assert_close(logits(model, prompt(2, 9)), theirs, rtol=0, atol=2e-4)
         skipped = {entry.name: entry.reason for entry in patch.report().skipped}
-        assert len(skipped) + len(patch.report().fused) == FUSED_MODULES
+        # Where a part is left out, the model itself is not one op either.
+        assert len(skipped) + len(patch.report().fused) == FUSED_MODULES - bool(skipped)
     assert torch.equal(logits(model, prompt(2, 9)), theirs)
     return skipped
 
@@ -238,7 +239,7 @@ def unchanged_after(model, error, message, **options):
 def test_patching_twice():
     model = tiny_llama()
     with fasttps.patch(model):
-        unchanged_after(model, fasttps.PatchError, "already patched.*layers.0")
+        unchanged_after(model, fasttps.PatchError, "already patched.*itself")
         tokens = generate(model, prompt(1, 3))
     assert torch.equal(generate(model, prompt(1, 3)), tokens)
     fasttps.patch(model).undo()

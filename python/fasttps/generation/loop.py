@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttps.generation.decode_stepper import DecodeStepper
 from fasttps.generation.sampling import Sampler, Sampling
 from fasttps.generation.stepper import ModelStepper, Stepper
 from fasttps.generation.text import StopStrings
@@ -221,7 +222,8 @@ def _stepper(model: Any, cache: Any, max_seq_len: int) -> Stepper:
         from fasttps.kv_cache import StaticKVCache  # here: it imports transformers
 
         cache = StaticKVCache.for_model(model, max_seq_len)
-    return ModelStepper(model, cache, max_seq_len)
+    kind = DecodeStepper if hasattr(model, "decode") else ModelStepper
+    return kind(model, cache, max_seq_len)
 
 
 def _checked_prompt(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:

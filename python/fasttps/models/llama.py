@@ -11,10 +11,13 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaForCausalLM, LlamaMLP
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
 from fasttps.kv_cache import StaticKVCache
 from fasttps.models import attention_interface
+from fasttps.models.decode_step import FusedCausalLM, Layer, Parts, forward_of
 from fasttps.models.fused_module import FusedModule, ReadOriginal
 from fasttps.models.gated_mlp import FusedGatedMLP
 from fasttps.models.obstacles import has_kernels
@@ -114,13 +117,89 @@ class FusedLlamaAttention(FusedModule, LlamaAttention):
         return self.o_proj(out.view(batch, new_tokens, -1)), None
 
 
+class LlamaForCausalLM(FusedCausalLM, modeling_llama.LlamaForCausalLM):
+    """A LlamaForCausalLM whose next tokens are one op.
+
+    It has the name of what it replaces, which transformers writes into a saved config.
+    """
+
+    replaces = modeling_llama.LlamaForCausalLM
+    own_attention = attention_interface.NAME
+    output_class = CausalLMOutputWithPast
+    forward = forward_of(modeling_llama.LlamaForCausalLM.forward)
+
+    def decoder(self) -> Any:
+        return self.model
+
+    def decoder_parts(self) -> Parts | str:
+        decoder, config = self.model, self.config
+        if type(decoder) is not modeling_llama.LlamaModel:
+            return f"its model is a {type(decoder).__name__}"
+        if len(decoder.layers) != config.num_hidden_layers:
+            return "not every layer of the config is there"
+        layers = []
+        for at, layer in enumerate(decoder.layers):
+            if type(layer) is not modeling_llama.LlamaDecoderLayer:
+                return f"layer {at} is a {type(layer).__name__}"
+            attention, mlp = layer.self_attn, layer.mlp
+            if type(attention) is not FusedLlamaAttention:
+                return f"the attention of layer {at} is a {type(attention).__name__}"
+            linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+            kinds = (
+                (layer.input_layernorm, modeling_llama.LlamaRMSNorm),
+                (layer.post_attention_layernorm, modeling_llama.LlamaRMSNorm),
+                (mlp, FusedLlamaMLP),
+                *((linear, PackedLinear) for linear in linears),
+            )
+            for module, kind in kinds:
+                if type(module) is not kind:
+                    return f"layer {at} has a {type(module).__name__}, not a {kind.__name__}"
+            if attention.layer_idx != at or not attention.is_causal:
+                return f"the attention of layer {at} is not causal, or of another layer"
+            layers.append(
+                Layer(
+                    (layer.input_layernorm.weight, layer.post_attention_layernorm.weight),
+                    (
+                        *(linear.packed_weight for linear in linears),
+                        mlp.packed_gate_up,
+                        mlp.packed_down,
+                    ),
+                )
+            )
+        norm, head, table = decoder.norm, self.lm_head, decoder.embed_tokens
+        if type(norm) is not modeling_llama.LlamaRMSNorm or type(head) is not PackedLinear:
+            return f"the ends are a {type(norm).__name__} and a {type(head).__name__}"
+        if head.bias is not None:
+            return "lm_head has a bias"
+        attentions = [layer.self_attn for layer in decoder.layers]
+        eps = [norm.variance_epsilon, *(n.variance_epsilon for n in _norms(decoder.layers))]
+        if len({a.scaling for a in attentions}) > 1 or len(set(eps)) > 1:
+            return "layers differ in scaling or epsilon"
+        return Parts(
+            layers,
+            norm.weight,
+            table.packed_weight if type(table) is PackedEmbedding else None,
+            head.packed_weight,
+            head_dim=attentions[0].head_dim,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            norm_eps=norm.variance_epsilon,
+            scale=attentions[0].scaling,
+            activation=decoder.layers[0].mlp.function,
+        )
+
+
+def _norms(layers: Any) -> list[Any]:
+    return [n for layer in layers for n in (layer.input_layernorm, layer.post_attention_layernorm)]
+
+
 # Here, not in the patch: a patched model that is loaded from a file brings this module alone.
 attention_interface.register_attention()
 
-FUSED: tuple[type[FusedModule], ...] = (FusedLlamaMLP, FusedLlamaAttention)
+FUSED: tuple[type[FusedModule], ...] = (LlamaForCausalLM, FusedLlamaMLP, FusedLlamaAttention)
 LINEARS = (
     Linears(LlamaAttention, "attention", ("q_proj", "k_proj", "v_proj", "o_proj")),
-    Linears(LlamaForCausalLM, "lm_head", ("lm_head",)),
+    Linears(modeling_llama.LlamaForCausalLM, "lm_head", ("lm_head",)),
 )
 
 

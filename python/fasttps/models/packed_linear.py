@@ -116,6 +116,12 @@ class PackedEmbedding(FusedModule, nn.Embedding):
         del self.__dict__["head"]
 
     @property
+    def packed_weight(self) -> PackedTensor | None:
+        """That of the head; None where this one has a weight of its own, or the head none."""
+        weight: Any = self._parameters["weight"]
+        return None if weight.numel() != 0 else self.head.packed_weight
+
+    @property
     def head(self) -> PackedLinear:
         return self.__dict__["head"]
 
@@ -132,7 +138,7 @@ class PackedEmbedding(FusedModule, nn.Embedding):
         self.refuse_gradient(weight)
         if weight.numel() != 0:
             return super().forward(input)
-        packed = self.head.packed_weight
+        packed = self.packed_weight
         if packed is None:
             raise RuntimeError(f"{type(self).__name__}: its weight was packed and is gone")
         return _packed_embedding(

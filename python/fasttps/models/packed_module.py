@@ -22,6 +22,19 @@ EXACT = frozenset((ops.PackedFormat.F32, ops.PackedFormat.BF16, ops.PackedFormat
 GROUPED = frozenset(kind for kind in ops.PackedFormat if kind.name in ("INT4", "INT4_MIN"))
 
 
+_epoch = 0
+
+
+def packing_epoch() -> int:
+    """A number that grows whenever a packed buffer of any model comes or goes."""
+    return _epoch
+
+
+def _next_epoch() -> None:
+    global _epoch
+    _epoch += 1
+
+
 class Slot(NamedTuple):
     """A buffer, and the submodules whose weights it holds: one, or gate and up in turn.
 
@@ -235,6 +248,7 @@ class PackedModule(FusedModule):
             )
 
     def _hold(self, slot: Slot, packed: Tensor, kind: Packed) -> None:
+        _next_epoch()
         self.register_buffer(slot.buffer, packed, persistent=False)
         self.__dict__["packed"][slot.buffer] = kind
 
@@ -244,6 +258,7 @@ class PackedModule(FusedModule):
             for name, value in zip(slot.names, values):
                 if self._weight(name).numel() == 0:  # else the user has given it another
                     self._weight(name).data = value
+        _next_epoch()
         delattr(self, slot.buffer)
         del self.__dict__["packed"][slot.buffer]
 

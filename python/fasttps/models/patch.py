@@ -150,6 +150,7 @@ def patch(
     attention: bool = True,
     mlp: bool = True,
     lm_head: bool | str = True,
+    decode_step: bool = True,
     keep_original: bool = False,
     source: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -172,7 +173,8 @@ def patch(
     - Inference only: call the model under `torch.no_grad()` or `torch.inference_mode()`
       (`generate` does).
     - With `fasttps.StaticKVCache`, RoPE, the cache write and attention are one op; with any other
-      cache the attention alone is ours.
+      cache the attention alone is ours. And once such a cache holds the prompt, the next tokens
+      (up to eight a sequence) go through all layers and the head as one op.
 
     Args:
         model: in eval mode; changed in place.
@@ -185,6 +187,7 @@ def patch(
             int8 in groups of 32, which is much faster; the default is True.
         attention, mlp, lm_head: which of them to fuse, with their weights. lm_head may also be
             the `weights` of the head alone.
+        decode_step: whether a token may be one op; it can where the other three are fused.
         keep_original: keep the weights that are rounded, so that `undo` is exact.
         source: where the model was loaded from, a HuggingFace folder with safetensors or a GGUF
             file: `undo` reads the weights that are rounded from there. They are compared now.
@@ -201,6 +204,7 @@ def patch(
         attention=attention,
         mlp=mlp,
         lm_head=lm_head,
+        decode_step=decode_step,
         weights=weights,
         group_size=group_size,
         kv=kv,
@@ -213,8 +217,8 @@ def patch(
     for name, module in model.named_modules():
         if isinstance(module, FusedModule):
             raise PatchError(
-                f"patch: {kind} is already patched ({name}); undo that patch first (a copy of a "
-                "patched model has none: load its state_dict() into a fresh model)"
+                f"patch: {kind} is already patched ({name or 'itself'}); undo that patch first "
+                "(a copy of a patched model has none: load its state_dict() into a fresh model)"
             )
     steps = plan(model, request)
     if steps and model.training:

@@ -36,7 +36,10 @@ class Packing:
 
 @dataclass(frozen=True)
 class Request:
-    """`packings` of the parts that are wanted, and what caches hold (None: the keys' dtype)."""
+    """`packings` of the parts that are wanted, and what caches hold (None: the keys' dtype).
+
+    That of decode_step says only that it is wanted: it has no weights of its own.
+    """
 
     packings: dict[str, Packing]
     kv: torch.dtype | None
@@ -55,6 +58,7 @@ def check_request(
     attention: Any,
     mlp: Any,
     lm_head: Any,
+    decode_step: Any,
     weights: Any,
     group_size: Any,
     kv: Any,
@@ -67,7 +71,8 @@ def check_request(
         TypeError, ValueError: one of them is wrong, or has nothing to say with the others.
     """
     wanted = {"attention": attention, "mlp": mlp, "lm_head": lm_head}
-    for name, value in {"attention": attention, "mlp": mlp, "keep_original": keep_original}.items():
+    flags = {"attention": attention, "mlp": mlp, "decode_step": decode_step}
+    for name, value in {**flags, "keep_original": keep_original}.items():
         _check_type(name, value, bool)
     _check_type("lm_head", lm_head, bool, str)
     _check_type("weights", weights, str, type(None))
@@ -94,18 +99,18 @@ def check_request(
         )
     if kv is not None and not attention:
         raise ValueError(f"patch: kv wanted None without the attention, got {kv!r}")
-    return Request(
-        {
-            name: Packing(
-                kind,
-                (group_size or DEFAULT_GROUP_SIZE) if kind == "int4" else 0,
-                kind in ("int8", "int4") and int8_activation is not False,
-                keep_original,
-            )
-            for name, kind in kinds.items()
-        },
-        None if kv is None else KV_DTYPES[kv],
-    )
+    packings = {
+        name: Packing(
+            kind,
+            (group_size or DEFAULT_GROUP_SIZE) if kind == "int4" else 0,
+            kind in ("int8", "int4") and int8_activation is not False,
+            keep_original,
+        )
+        for name, kind in kinds.items()
+    }
+    if decode_step and len(kinds) == len(PARTS):  # a token as one op needs all of them
+        packings["decode_step"] = Packing()
+    return Request(packings, None if kv is None else KV_DTYPES[kv])
 
 
 def _check_type(name: str, value: Any, *kinds: type) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from fasttps.models import FAMILIES
 from fasttps.models.fused_module import FusedModule
 from fasttps.models.packed_linear import PackedEmbedding, PackedLinear
-from fasttps.models.patch_options import Options, Packing, Request
+from fasttps.models.patch_options import PARTS, Options, Packing, Request
 
 
 class Linears(NamedTuple):
@@ -43,6 +43,7 @@ def plan(model: nn.Module, request: Request) -> list[Step]:
     shared = shared_tensors(model)
     linears: dict[int, tuple[str, str | None]] = {}  # of the modules to come: part, reason
     steps: list[Step] = []
+    whole: list[Step] = []  # models of which every part is fused: last, and only then
     for name, module in model.named_modules():
         if id(module) in linears:
             steps += _linear_steps(model, name, module, *linears[id(module)], shared, request)
@@ -53,13 +54,18 @@ def plan(model: nn.Module, request: Request) -> list[Step]:
         for fused in family.FUSED:
             if isinstance(module, fused.replaces):
                 step = _step(name, module, fused, fused.part, shared, request)
-                steps.append(step)
-                fused_reason = step.reason
+                if fused.part in PARTS:
+                    steps.append(step)
+                    fused_reason = step.reason
+                elif step.wanted:
+                    whole.append(step)
         for owner, part, names in family.LINEARS:
             if isinstance(module, owner):
                 reason = f"its {type(module).__name__} is skipped" if fused_reason else None
                 for child in names:
                     linears[id(module._modules.get(child))] = (part, reason)
+    if all(step.reason is None for step in steps):
+        steps += whole
     return steps
 
 

@@ -61,7 +61,7 @@ class PatchReport:
             key = (_pattern(entry.name), entry.class_name, entry.outcome)
             groups.setdefault(key, []).append(entry.name)
         for (_, class_name, outcome), names in groups.items():
-            yield f"{join_names(names)} ({class_name}) {outcome}"
+            yield f"{join_names(names) or 'the model'} ({class_name}) {outcome}"
 
 
 def _pattern(name: str) -> str:
