@@ -11,15 +11,11 @@
 namespace py = pybind11;
 
 void bind_limits(py::module_& m) {
-  using fasttps::cpu::PrefetchHint;
   using fasttps::cpu::ReadBuffer;
   const auto release = py::call_guard<py::gil_scoped_release>();
 
-  py::enum_<PrefetchHint>(m, "PrefetchHint")
-      .value("NONE", PrefetchHint::kNone)
-      .value("ALL_LEVELS", PrefetchHint::kAllLevels)
-      .value("NON_TEMPORAL", PrefetchHint::kNonTemporal);
-  py::class_<ReadBuffer>(m, "ReadBuffer")
+  // The metaclass of a class that Python knows, as the stubs describe it.
+  py::class_<ReadBuffer>(m, "ReadBuffer", py::metaclass(reinterpret_cast<PyObject*>(&PyType_Type)))
       .def(py::init<int64_t, int, bool>(), py::arg("bytes"), py::arg("threads"),
            py::arg("huge_pages"), release)
       .def_property_readonly("bytes", &ReadBuffer::bytes)

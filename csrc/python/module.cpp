@@ -62,7 +62,6 @@ PYBIND11_MODULE(_C, m) {
         return py::make_tuple(cpu.vendor, cpu.family, cpu.model);
       },
       "Vendor, family and model.");
-  auto limits = m.def_submodule("limits", "What this machine can do at most.");
-  bind_limits(limits);
+  bind_limits(m);
   m.def("build_facts", &build_facts, "What this build was made of and for.");
 }

@@ -8,7 +8,7 @@ import torch
 from fasttps import _C
 from fasttps.bench import BrokenRulerError, Ruler, limits, measure, share_of_limit
 
-HINTS = ["NONE", "ALL_LEVELS", "NON_TEMPORAL"]
+HINTS = ["none", "all_levels", "non_temporal"]
 
 
 def xor_of_words(count: int) -> int:
@@ -17,32 +17,32 @@ def xor_of_words(count: int) -> int:
     return [last, 1, last + 1, 0][last % 4]
 
 
-@pytest.mark.parametrize("isa", _C.limits.read_isas())
+@pytest.mark.parametrize("isa", _C.read_isas())
 @pytest.mark.parametrize("streams", [1, 2, 4, 8])
 @pytest.mark.parametrize("hint", HINTS)
 def test_every_loop_reads_every_word_once(isa: str, streams: int, hint: str) -> None:
     for lines in (1, 3, 4, 63, 65, 4097):
         for threads in (1, 2, 3):
-            buffer = _C.limits.ReadBuffer(64 * lines, threads, False)
-            member = getattr(_C.limits.PrefetchHint, hint)
-            assert buffer.read(isa, streams, member, 1024, 3) == xor_of_words(8 * lines)
+            buffer = _C.ReadBuffer(64 * lines, threads, False)
+            assert buffer.read(isa, streams, hint, 1024, 3) == xor_of_words(8 * lines)
 
 
 def test_wrong_arguments_say_what_was_wanted() -> None:
     with pytest.raises(ValueError, match="multiple of 64, got 65"):
-        _C.limits.ReadBuffer(65, 1, False)
+        _C.ReadBuffer(65, 1, False)
     with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
-        _C.limits.ReadBuffer(64, 0, False)
-    buffer = _C.limits.ReadBuffer(64, 1, True)
-    none = _C.limits.PrefetchHint.NONE
+        _C.ReadBuffer(64, 0, False)
+    buffer = _C.ReadBuffer(64, 1, True)
     with pytest.raises(ValueError, match="1, 2, 4 or 8, got 3"):
-        buffer.read("scalar", 3, none, 0, 1)
+        buffer.read("scalar", 3, "none", 0, 1)
+    with pytest.raises(ValueError, match="none, all_levels or non_temporal, got 'most'"):
+        buffer.read("scalar", 1, "most", 0, 1)
     with pytest.raises(ValueError, match="isa 'nonsense'"):
-        buffer.read("nonsense", 1, none, 0, 1)
+        buffer.read("nonsense", 1, "none", 0, 1)
     with pytest.raises(ValueError, match="sweeps must be at least 1, got 0"):
-        buffer.read("scalar", 1, none, 0, 0)
+        buffer.read("scalar", 1, "none", 0, 0)
     with pytest.raises(ValueError, match="instruction 'nop'"):
-        _C.limits.peak_operations_per_s("nop", 1, 0.001)
+        _C.peak_operations_per_s("nop", 1, 0.001)
 
 
 def test_read_bandwidth_falls_from_cache_to_memory() -> None:
@@ -84,7 +84,7 @@ def test_a_share_above_the_limit_is_a_broken_ruler() -> None:
 
 def test_every_instruction_has_a_peak() -> None:
     found = limits.peaks(threads=1, rounds=1)
-    assert set(found) == {instruction for _, instruction in _C.limits.peak_instructions()}
+    assert set(found) == {instruction for _, instruction in _C.peak_instructions()}
     assert all(rate > 1 for rate in found.values())
     product = Ruler().product(torch.bfloat16)
     assert (product is None) == (not found)

@@ -52,6 +52,15 @@ int stream_index(int streams) {
                               std::to_string(streams));
 }
 
+int hint_index(const std::string& hint) {
+  const char* const names[kPrefetchHints] = {"none", "all_levels", "non_temporal"};
+  for (int i = 0; i < kPrefetchHints; ++i) {
+    if (hint == names[i]) return i;
+  }
+  throw std::invalid_argument("limits: hint must be none, all_levels or non_temporal, got '" +
+                              hint + "'");
+}
+
 void pause() {
 #ifdef FASTTPS_X86
   __builtin_ia32_pause();
@@ -90,14 +99,13 @@ uint8_t* ReadBuffer::part(int thread) const {
   return data_ + (kHugePage - misaligned) % kHugePage + lines * thread / threads_ * kLine;
 }
 
-uint64_t ReadBuffer::read(const std::string& isa, int streams, PrefetchHint hint,
+uint64_t ReadBuffer::read(const std::string& isa, int streams, const std::string& hint,
                           int64_t prefetch_bytes, int64_t sweeps) const {
   check(sweeps >= 1, "sweeps must be at least 1, got " + std::to_string(sweeps));
-  const int hint_index = static_cast<int>(hint), stream = stream_index(streams);
-  check(hint_index >= 0 && hint_index < kPrefetchHints, "there is no such prefetch hint");
+  const int stream = stream_index(streams), ahead = hint_index(hint);
   ReadLoop loop = nullptr;
   for (const LimitTable* table : runnable_tables()) {
-    if (isa == table->isa) loop = table->read[stream][hint_index];
+    if (isa == table->isa) loop = table->read[stream][ahead];
   }
   check(loop != nullptr, "no read loop of this CPU is of isa '" + isa + "'");
   uint64_t folded = 0;

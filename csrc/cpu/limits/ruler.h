@@ -23,8 +23,9 @@ class ReadBuffer {
   int64_t bytes() const { return bytes_; }
 
   // Reads all of it `sweeps` times, every thread its own part. The XOR of all words of one sweep.
-  uint64_t read(const std::string& isa, int streams, PrefetchHint hint, int64_t prefetch_bytes,
-                int64_t sweeps) const;
+  // hint: none, all_levels or non_temporal.
+  uint64_t read(const std::string& isa, int streams, const std::string& hint,
+                int64_t prefetch_bytes, int64_t sweeps) const;
 
  private:
   uint8_t* part(int thread) const;

@@ -2,6 +2,7 @@
 
 - `fasttps.bench.timing`: the median of calls that are timed in turn.
 - `fasttps.bench.limits`: read bandwidth, instruction peaks, dispatch and barrier cost.
+- `fasttps.bench.case`: a measured case, its record and its table.
 - `fasttps.bench.machine`: which machine it was.
 
 `fasttps bench` and the project's own benchmarks rest on it.

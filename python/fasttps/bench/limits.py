@@ -61,11 +61,11 @@ class Loop:
 
     isa: str
     streams: int
-    hint: str = "NONE"  # a member of _C.limits.PrefetchHint
+    hint: str = "none"  # or all_levels, non_temporal
     prefetch_bytes: int = 0
 
     def __str__(self) -> str:
-        ahead = f" {self.hint.lower()} {self.prefetch_bytes}" if self.prefetch_bytes else ""
+        ahead = f" {self.hint} {self.prefetch_bytes}" if self.prefetch_bytes else ""
         return f"{self.isa} x{self.streams}{ahead}"
 
 
@@ -125,7 +125,7 @@ class ReadGauge(Gauge):
         self.threads = threads
         self._sweeps = -(-BYTES_A_SAMPLE // self.bytes)
         self._loops: dict[str, tuple[Loop, bool]] = {}
-        self._buffers: dict[bool, _C.limits.ReadBuffer] = {}
+        self._buffers: dict[bool, _C.ReadBuffer] = {}
         pages = [True, False] if has_huge_pages() else [False]
         self._offer(loops(quick), pages[0])
         self.sampled(1 if quick else 3)
@@ -138,7 +138,7 @@ class ReadGauge(Gauge):
         self._buffers = {huge: buffer for huge, buffer in self._buffers.items() if huge in used}
 
     def _offer(self, loops: Iterable[Loop], huge_pages: bool) -> None:
-        self._buffers[huge_pages] = _C.limits.ReadBuffer(self.bytes, self.threads, huge_pages)
+        self._buffers[huge_pages] = _C.ReadBuffer(self.bytes, self.threads, huge_pages)
         for loop in loops:
             name = f"{loop}{' huge pages' if huge_pages else ''}"
             self._loops[name] = loop, huge_pages
@@ -147,9 +147,8 @@ class ReadGauge(Gauge):
     def take(self, name: str) -> float:
         loop, huge_pages = self._loops[name]
         buffer = self._buffers[huge_pages]
-        hint = getattr(_C.limits.PrefetchHint, loop.hint)
         begin = time.perf_counter()
-        buffer.read(loop.isa, loop.streams, hint, loop.prefetch_bytes, self._sweeps)
+        buffer.read(loop.isa, loop.streams, loop.hint, loop.prefetch_bytes, self._sweeps)
         return self._sweeps * self.bytes / (time.perf_counter() - begin) / 1e9
 
 
@@ -157,22 +156,22 @@ class PeakGauge(Gauge):
     """1e9 operations a second of the fastest of some instructions on `threads` threads."""
 
     def __init__(self, instructions: Iterable[str], threads: int) -> None:
-        here = {instruction for _, instruction in _C.limits.peak_instructions()}
+        here = {instruction for _, instruction in _C.peak_instructions()}
         super().__init__(name for name in instructions if name in here)
         self.threads = threads
 
     def take(self, name: str) -> float:
-        return _C.limits.peak_operations_per_s(name, self.threads, PEAK_SAMPLE_S) / 1e9
+        return _C.peak_operations_per_s(name, self.threads, PEAK_SAMPLE_S) / 1e9
 
 
 def loops(quick: bool) -> list[Loop]:
     """The ways to read that are tried; the two widest vectors of this CPU, or scalar words."""
-    isas = _C.limits.read_isas()
+    isas = _C.read_isas()
     if quick:
         plain = [Loop(isas[0], streams) for streams in (1, 2, 4)]
-        return [*plain, *(Loop(isas[0], s, "ALL_LEVELS", 1024) for s in (1, 2))]
-    ahead = [("NONE", 0), *(("ALL_LEVELS", b) for b in (512, 1024, 2048, 4096))]
-    ahead += [("NON_TEMPORAL", b) for b in (1024, 2048)]
+        return [*plain, *(Loop(isas[0], s, "all_levels", 1024) for s in (1, 2))]
+    ahead = [("none", 0), *(("all_levels", b) for b in (512, 1024, 2048, 4096))]
+    ahead += [("non_temporal", b) for b in (1024, 2048)]
     return [Loop(isa, s, *hint) for isa in isas[:2] for s in (1, 2, 4, 8) for hint in ahead]
 
 
@@ -208,7 +207,7 @@ class Ruler:
 
 def peaks(threads: int, rounds: int = 15) -> dict[str, float]:
     """1e9 operations a second of each instruction that this CPU has, at its best of `rounds`."""
-    names = [instruction for _, instruction in _C.limits.peak_instructions()]
+    names = [instruction for _, instruction in _C.peak_instructions()]
     gauge = PeakGauge(names, threads)
     for _ in range(rounds):
         gauge.sample()
@@ -217,12 +216,12 @@ def peaks(threads: int, rounds: int = 15) -> dict[str, float]:
 
 def barrier_us(threads: int, rounds: int = 7) -> float:
     """One spun barrier between the threads of a region; meant for threads with a core each."""
-    return 1e6 * min(_C.limits.barrier_seconds(threads, 2000) for _ in range(rounds))
+    return 1e6 * min(_C.barrier_seconds(threads, 2000) for _ in range(rounds))
 
 
 def region_us(threads: int, rounds: int = 7) -> float:
     """One empty OpenMP region of this process, as its OMP_WAIT_POLICY has it."""
-    return 1e6 * min(_C.limits.region_seconds(threads, 500) for _ in range(rounds))
+    return 1e6 * min(_C.region_seconds(threads, 500) for _ in range(rounds))
 
 
 def region_us_by_policy(threads: int) -> dict[str, float]:

@@ -212,6 +212,26 @@ def quantize(
 
 
 @app.command()
+def bench(
+    model: Annotated[
+        Path | None,
+        typer.Option(help="A HuggingFace folder or a .gguf file; without it, random weights."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few small cases, few rounds.")] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads; by default as many as torch chose.")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Append one line of JSON a case to this file.")
+    ] = None,
+) -> None:
+    """Measure this machine's limits, the ops and a whole model, beside what PyTorch offers."""
+    from fasttps.cli.bench import run
+
+    run(model, quick, threads, json)
+
+
+@app.command()
 def tune(
     force: Annotated[
         bool, typer.Option("--force", help="Measure a CPU again that is known already.")
