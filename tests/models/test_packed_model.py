@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ import torch
 import fasttps
 from fasttps.packed_model import MANIFEST, BrokenModel
 from fasttps.packed_model.tensor_file import TensorFile, write_tensors
-from tests.support.command import process_environment
 from tests.support.errors import bits
 from tests.support.llama import generate, logits, prompt, tiny_llama
 
@@ -180,23 +177,6 @@ def test_the_folder_is_complete(tmp_path):
     assert loaded.config._attn_implementation == "fasttps"
     with pytest.raises(OSError, match="no file named"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-
-
-def test_a_process_that_has_not_patched(saved):
-    folder, model = saved
-    script = f"""
-import torch, fasttps
-model = fasttps.load({str(folder)!r})
-print(model(torch.tensor({prompt(1, 5).tolist()})).logits[0, -1].argmax().item())
-"""
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=process_environment(),
-    )
-    assert ran.stdout.strip() == str(logits(model, prompt(1, 5))[0, -1].argmax().item()), ran.stderr
 
 
 # --- what cannot be saved ---
