@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -34,12 +35,16 @@ def run(name: str, file: Path, *options: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def harness() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("harness", BENCHMARKS / "harness.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["harness"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return imported("harness")
+
+
+def imported(name: str) -> ModuleType:
+    """A file of benchmarks/, which imports those beside it."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
 
 
 def test_limits(tmp_path: Path) -> None:
@@ -86,3 +91,35 @@ def test_written_bytes_count_for_no_share(harness: ModuleType) -> None:
     timing = Timing(median_us=1.0, fastest_us=1.0, slowest_us=1.0)
     record = harness.record_of("an_op", case, {"fasttps": timing}, {"read": Limit()})
     assert (record["gb_per_s"], record["share_of_read_bandwidth"]) == (20.0, 1.0)
+
+
+def test_a_straight_line_is_found_and_a_bent_one_told() -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    scaling = imported("bench_scaling")
+    contexts = [1 << 10, 1 << 13, 1 << 17]
+    line = scaling.fit(contexts, [5.0 + 0.25 * x for x in contexts], 1)
+    assert line.coefficients == pytest.approx((5.0, 0.25))
+    assert line.r_squared == pytest.approx(1.0)
+    squares = [float(x * x) for x in (1, 2, 3, 4, 5, 6)]
+    assert scaling.fit([1, 2, 3, 4, 5, 6], squares, 1).r_squared < 0.97
+    square = scaling.fit([1, 2, 3, 4, 5, 6], squares, 2)
+    assert square.coefficients == pytest.approx((0.0, 0.0, 1.0), abs=1e-9)
+    # 2048 bytes a token, 0.1 µs a token: 20.48 GB/s.
+    series = scaling.Series("attention-context", "", "", {}, work=2048, unit="GB/s")
+    record = scaling.record_of(series, {x: 3 + 0.1 * x for x in (10, 20, 30)}, None)
+    assert (record["slope"], record["as_theory_says"]) == (20.48, True)
+
+
+def test_scaling(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    picture = tmp_path / "scaling.png"
+    can_draw = importlib.util.find_spec("matplotlib") is not None
+    options = ["--plot", str(picture)] if can_draw else []
+    parts = ("attention-context", "attention-prefill", "model-batch", "figure-6", "figure-7")
+    file = tmp_path / "scaling.jsonl"
+    records = run("bench_scaling", file, "--parts", *parts, *options)
+    assert {record["part"] for record in records} == set(parts)
+    series = [record for record in records if record["benchmark"] == "scaling"]
+    assert all(len(record["x"]) == len(record["us"]) == 3 for record in series)
+    assert all(record["r_squared"] <= 1 and record["machine"] for record in series)
+    assert picture.exists() == can_draw
