@@ -29,7 +29,8 @@ endfunction()
 # Torch-free: the kernels, the list of their tables, and what chooses among them by CPUID.
 add_library(
   fasttps_cpu_kernels OBJECT "${PROJECT_SOURCE_DIR}/csrc/cpu/bf16_choice.cpp"
-                             "${PROJECT_SOURCE_DIR}/csrc/cpu/isa_list.cpp")
+                             "${PROJECT_SOURCE_DIR}/csrc/cpu/isa_list.cpp"
+                             "${PROJECT_SOURCE_DIR}/csrc/cpu/usable_cpus.cpp")
 target_include_directories(fasttps_cpu_kernels PUBLIC "${PROJECT_SOURCE_DIR}/csrc")
 target_compile_definitions(fasttps_cpu_kernels PUBLIC $<$<BOOL:${FASTTPS_X86}>:FASTTPS_X86>)
 target_link_libraries(fasttps_cpu_kernels PRIVATE fasttps_warnings)

@@ -25,7 +25,7 @@ message(STATUS "fasttps: torch ${FASTTPS_TORCH_FULL_VERSION} in ${FASTTPS_TORCH_
 
 file(GLOB sources CONFIGURE_DEPENDS csrc/ops/*.cpp csrc/cpu/*.cpp csrc/cpu/limits/*.cpp
      csrc/cpu/register/*.cpp)
-list(FILTER sources EXCLUDE REGEX "/csrc/cpu/(bf16_choice|isa_list)\\.cpp$")
+list(FILTER sources EXCLUDE REGEX "/csrc/cpu/(bf16_choice|isa_list|usable_cpus)\\.cpp$")
 add_library(fasttps SHARED ${sources} $<TARGET_OBJECTS:fasttps_cpu_kernels>
                            $<TARGET_OBJECTS:fasttps_cpu_limits>)
 target_compile_definitions(fasttps PRIVATE $<$<BOOL:${FASTTPS_X86}>:FASTTPS_X86>)

@@ -59,6 +59,7 @@ FORBIDDEN_INCLUDES = {
     "csrc/cpu/register/*": rf"(^|/)(hip|npu)/|{INTRINSICS}",
     "csrc/cpu/bf16_choice.*": TORCH,
     "csrc/cpu/isa_list.*": TORCH,
+    "csrc/cpu/usable_cpus.*": TORCH,
     "csrc/cpu/kernel_table.h": TORCH,
     "csrc/cpu/limits/*": rf"{TORCH}|{INTRINSICS}|(^|/)(hip|npu|kernels|ops|register)/",
     "csrc/instructions/*": TORCH,

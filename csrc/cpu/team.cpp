@@ -4,19 +4,19 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <fstream>
 #include <optional>
-#include <sstream>
-#include <string>
-#include <thread>
 
-#ifdef __linux__
-#include <sched.h>
-#endif
+#include "usable_cpus.h"
 
 namespace fasttps::cpu {
 namespace {
+
+// How long a thread spins before it sleeps, in pauses: long enough for the slowest phase of a token
+// where every thread has a core of its own. Where other programs keep the cores busy, the thread
+// that is waited for may be off its core for milliseconds, and spinning takes time from it: so the
+// limit falls by half with each wait that ended in sleep, and grows again with those that did not.
+constexpr int kMostSpins = 20000, kLeastSpins = 100;
+std::atomic<int> spin_limit{kMostSpins};
 
 inline void pause_core() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -26,50 +26,7 @@ inline void pause_core() {
 #endif
 }
 
-std::string contents(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-// The tightest quota from this process's control group up to the root of what it sees.
-int64_t cgroup_cpus(int64_t none) {
-  const std::string self = contents("/proc/self/cgroup");
-  std::string path;
-  std::istringstream lines(self);
-  for (std::string line; std::getline(lines, line);) {
-    if (line.rfind("0::", 0) == 0) path = line.substr(3);
-  }
-  int64_t cpus = none;
-  while (true) {
-    const std::string text = contents("/sys/fs/cgroup" + path + "/cpu.max");
-    cpus = std::min(cpus, parse_cpu_max(text.c_str(), none));
-    if (path.empty() || path == "/") return cpus;
-    path.erase(path.rfind('/'));
-  }
-}
-
 }  // namespace
-
-int64_t parse_cpu_max(const char* text, int64_t none) {
-  long long quota = 0, period = 0;
-  if (std::sscanf(text, "%lld %lld", &quota, &period) != 2 || quota <= 0 || period <= 0) {
-    return none;
-  }
-  return std::max<int64_t>(1, quota / period);
-}
-
-int64_t usable_cpus() {
-  int64_t cpus = std::max(1u, std::thread::hardware_concurrency());
-#ifdef __linux__
-  static const int64_t quota = cgroup_cpus(int64_t{1} << 20);
-  cpu_set_t mask;
-  if (sched_getaffinity(0, sizeof mask, &mask) == 0) cpus = CPU_COUNT(&mask);
-  cpus = std::min(cpus, quota);
-#endif
-  return cpus;
-}
 
 void TeamMember::wait() const { team.wait(); }
 
@@ -82,10 +39,17 @@ void Team::wait() {
     phase_.notify_all();
     return;
   }
-  for (int i = 0; i < spins_; ++i) {
-    if (phase_.load(std::memory_order_acquire) != phase) return;
+  const int limit = may_spin_ ? spin_limit.load(std::memory_order_relaxed) : 0;
+  for (int i = 0; i < limit; ++i) {
+    if (phase_.load(std::memory_order_acquire) != phase) {
+      if (limit < kMostSpins) {
+        spin_limit.store(std::min(kMostSpins, limit + limit / 16 + 1), std::memory_order_relaxed);
+      }
+      return;
+    }
     pause_core();
   }
+  if (may_spin_) spin_limit.store(std::max(kLeastSpins, limit / 2), std::memory_order_relaxed);
   phase_.wait(phase, std::memory_order_acquire);
 }
 

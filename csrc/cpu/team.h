@@ -26,16 +26,12 @@ struct TeamMember {
 
 class Team {
  public:
-  Team(int64_t size, bool may_spin) : size_(size), spins_(may_spin ? kSpins : 0) {}
+  Team(int64_t size, bool may_spin) : size_(size), may_spin_(may_spin) {}
   void wait();
 
  private:
-  // Long enough for the slowest phase of a token, short enough that a thread that was taken off
-  // its core costs the others little.
-  static constexpr int kSpins = 20000;
-
   const int64_t size_;
-  const int spins_;
+  const bool may_spin_;
   alignas(64) std::atomic<int64_t> arrived_{0};
   alignas(64) std::atomic<uint32_t> phase_{0};
 };
@@ -43,13 +39,5 @@ class Team {
 // Calls run(member) once on each of at most `threads` threads of torch's pool; one where the caller
 // is in a parallel region already. run must not throw.
 void run_team(int64_t threads, const std::function<void(const TeamMember&)>& run);
-
-// CPUs that the calling thread may use at once: its affinity mask, cut to the CPU quota of its
-// control group. Threads that spin beyond this number take time from those that work.
-int64_t usable_cpus();
-
-// The CPU quota of a cpu.max file (cgroup v2: "<quota> <period>", microseconds) in whole CPUs,
-// rounded down, at least 1; `none` where it states no limit or makes no sense.
-int64_t parse_cpu_max(const char* text, int64_t none);
 
 }  // namespace fasttps::cpu

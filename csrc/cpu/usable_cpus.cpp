@@ -1,0 +1,62 @@
+#include "usable_cpus.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+
+#ifdef __linux__
+#include <sched.h>
+#endif
+
+namespace fasttps::cpu {
+namespace {
+
+std::string contents(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// The tightest quota from this process's control group up to the root of what it sees.
+int64_t cgroup_cpus(int64_t none) {
+  const std::string self = contents("/proc/self/cgroup");
+  std::string path;
+  std::istringstream lines(self);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind("0::", 0) == 0) path = line.substr(3);
+  }
+  int64_t cpus = none;
+  while (true) {
+    const std::string text = contents("/sys/fs/cgroup" + path + "/cpu.max");
+    cpus = std::min(cpus, parse_cpu_max(text.c_str(), none));
+    if (path.empty() || path == "/") return cpus;
+    path.erase(path.rfind('/'));
+  }
+}
+
+}  // namespace
+
+int64_t parse_cpu_max(const char* text, int64_t none) {
+  long long quota = 0, period = 0;
+  if (std::sscanf(text, "%lld %lld", &quota, &period) != 2 || quota <= 0 || period <= 0) {
+    return none;
+  }
+  return std::max<int64_t>(1, quota / period);
+}
+
+int64_t usable_cpus() {
+  int64_t cpus = std::max(1u, std::thread::hardware_concurrency());
+#ifdef __linux__
+  static const int64_t quota = cgroup_cpus(int64_t{1} << 20);
+  cpu_set_t mask;
+  if (sched_getaffinity(0, sizeof mask, &mask) == 0) cpus = CPU_COUNT(&mask);
+  cpus = std::min(cpus, quota);
+#endif
+  return cpus;
+}
+
+}  // namespace fasttps::cpu
