@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <string_view>
+#include <vector>
 
 namespace fasttps {
 namespace {
@@ -132,6 +133,65 @@ at::Tensor gate_up_silu_mlp(const at::Tensor& x, const at::Tensor& gate_up, cons
   return mlp.call(x, gate_up, down, static_cast<int64_t>(options.gate_up_format),
                   static_cast<int64_t>(options.down_format), options.intermediate_size, 0, 0,
                   options.activation, options.gate_bias, options.up_bias, options.down_bias);
+}
+
+namespace {
+
+at::Tensor call_decode_step(const char* overload, const at::Tensor& input,
+                            c10::ArrayRef<DecoderLayerWeights> layers, const at::Tensor& seq_lens,
+                            const at::Tensor& cos, const at::Tensor& sin,
+                            const DecodeStepOptions& o) {
+  std::vector<at::Tensor> weights, norms, k_caches, v_caches;
+  std::vector<int64_t> formats, group_sizes;
+  for (const DecoderLayerWeights& layer : layers) {
+    for (const PackedWeight* w :
+         {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate_up, &layer.down}) {
+      weights.push_back(w->packed);
+      formats.push_back(static_cast<int64_t>(w->format));
+      group_sizes.push_back(w->group_size);
+    }
+    norms.insert(norms.end(), {layer.input_norm, layer.post_norm});
+    k_caches.push_back(layer.k_cache);
+    v_caches.push_back(layer.v_cache);
+  }
+  if (o.final_norm) norms.push_back(*o.final_norm);
+  const auto packed = [](const std::optional<PackedWeight>& w) {
+    return w ? OptionalTensor(w->packed) : std::nullopt;
+  };
+  const auto format = [](const std::optional<PackedWeight>& w) {
+    return w ? static_cast<int64_t>(w->format) : 0;
+  };
+  const auto group_size = [](const std::optional<PackedWeight>& w) {
+    return w ? w->group_size : 0;
+  };
+  using Step = at::Tensor(
+      const at::Tensor&, at::TensorList, at::TensorList, const c10::List<OptionalTensor>&,
+      at::TensorList, at::TensorList, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+      at::IntArrayRef, at::IntArrayRef, int64_t, int64_t, double, bool, std::string_view, bool,
+      std::optional<double>, std::optional<int64_t>, const OptionalTensor&,
+      std::optional<at::TensorList>, std::optional<at::TensorList>, const OptionalTensor&, int64_t,
+      int64_t, const OptionalTensor&, int64_t, int64_t, int64_t);
+  return op<Step>("fasttps::decode_step", overload)
+      .call(input, weights, norms, c10::List<OptionalTensor>(), k_caches, v_caches, seq_lens, cos,
+            sin, formats, group_sizes, o.num_heads, o.intermediate_size, o.norm_eps,
+            o.int8_activation, o.activation, o.interleaved, o.scale, o.window, o.kv_start,
+            std::nullopt, std::nullopt, packed(o.embedding), format(o.embedding),
+            group_size(o.embedding), packed(o.lm_head), format(o.lm_head), group_size(o.lm_head),
+            o.vocab_size);
+}
+
+}  // namespace
+
+at::Tensor decode_step(const at::Tensor& input, c10::ArrayRef<DecoderLayerWeights> layers,
+                       const at::Tensor& seq_lens, const at::Tensor& cos, const at::Tensor& sin,
+                       const DecodeStepOptions& options) {
+  return call_decode_step("", input, layers, seq_lens, cos, sin, options);
+}
+
+at::Tensor decode_step_argmax(const at::Tensor& input, c10::ArrayRef<DecoderLayerWeights> layers,
+                              const at::Tensor& seq_lens, const at::Tensor& cos,
+                              const at::Tensor& sin, const DecodeStepOptions& options) {
+  return call_decode_step("argmax", input, layers, seq_lens, cos, sin, options);
 }
 
 }  // namespace fasttps

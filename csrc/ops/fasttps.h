@@ -121,4 +121,44 @@ struct MlpOptions {
 at::Tensor gate_up_silu_mlp(const at::Tensor& x, const at::Tensor& gate_up, const at::Tensor& down,
                             const MlpOptions& options);
 
+// A packed weight, as decode_step takes it.
+struct PackedWeight {
+  at::Tensor packed;
+  PackedFormat format;
+  int64_t group_size = 0;
+};
+
+// One decoder layer. Norms are [hidden_size], caches [batch, num_kv_heads, max_seq_len, head_dim].
+struct DecoderLayerWeights {
+  at::Tensor input_norm, post_norm;
+  PackedWeight q, k, v, o, gate_up, down;
+  at::Tensor k_cache, v_cache;
+};
+
+struct DecodeStepOptions {
+  int64_t num_heads;
+  int64_t intermediate_size;
+  double norm_eps;
+  bool int8_activation = false;
+  std::string activation = "silu";  // or gelu, gelu_tanh
+  bool interleaved = false;
+  std::optional<double> scale = {};  // default head_dim^-0.5
+  std::optional<int64_t> window = {};
+  std::optional<at::Tensor> kv_start = {};
+  std::optional<at::Tensor> final_norm = {};
+  std::optional<PackedWeight> embedding = {};  // with token ids
+  std::optional<PackedWeight> lm_head = {};
+  int64_t vocab_size = 0;  // of embedding and lm_head
+};
+
+// A few new tokens through decoder layers, and the model's ends where they are given, as one op.
+// input: int64 [batch, new_tokens] ids, or [batch, new_tokens, hidden_size]. Writes the caches.
+// Returns f32 logits with lm_head, else the hidden states; decode_step_argmax the likeliest ids.
+at::Tensor decode_step(const at::Tensor& input, c10::ArrayRef<DecoderLayerWeights> layers,
+                       const at::Tensor& seq_lens, const at::Tensor& cos, const at::Tensor& sin,
+                       const DecodeStepOptions& options);
+at::Tensor decode_step_argmax(const at::Tensor& input, c10::ArrayRef<DecoderLayerWeights> layers,
+                              const at::Tensor& seq_lens, const at::Tensor& cos,
+                              const at::Tensor& sin, const DecodeStepOptions& options);
+
 }  // namespace fasttps

@@ -1,5 +1,5 @@
-// One decode step of a decoder layer: attention over a static cache, then a packed MLP, each with
-// an answer that is known by hand. Exits with 1 if an answer is wrong.
+// One decode step: attention over a static cache, a packed MLP, then a whole decoder layer as one
+// op, each with an answer that is known by hand. Exits with 1 if an answer is wrong.
 #include <ATen/ATen.h>
 #include <fasttps/fasttps.h>
 
@@ -44,8 +44,31 @@ int main() {
       fasttps::pack_weight(identity, format),
       {.gate_up_format = format, .down_format = format, .intermediate_size = hidden});
 
+  // A layer: x = 1, so its norm is 1; v hands it on, and o adds it: 2, whose norm is 1 again; the
+  // MLP adds silu(1).
+  const auto packed = [&](const at::Tensor& weight) {
+    return fasttps::PackedWeight{fasttps::pack_weight(weight, format), format};
+  };
+  const at::Tensor nothing = at::zeros({2 * hidden, hidden});
+  const fasttps::DecoderLayerWeights layer{
+      .input_norm = at::ones(hidden),
+      .post_norm = at::ones(hidden),
+      .q = packed(nothing),
+      .k = packed(nothing.slice(0, 0, hidden)),
+      .v = packed(identity),
+      .o = packed(at::cat({identity, at::zeros({hidden, hidden})}, 1)),
+      .gate_up = {fasttps::pack_gate_up(identity, identity, format), format},
+      .down = packed(identity),
+      .k_cache = at::zeros({1, 2, max_seq_len, hidden / 2}),
+      .v_cache = at::zeros({1, 2, max_seq_len, hidden / 2})};
+  const at::Tensor step =
+      fasttps::decode_step(at::ones({1, 1, hidden}), layer, at::scalar_tensor(0, at::kLong),
+                           at::ones({1, 1, hidden / 2}), at::zeros({1, 1, hidden / 2}),
+                           {.num_heads = 4, .intermediate_size = hidden, .norm_eps = 0.0});
+
   const bool ok = is_near("attention", all.mean().item<double>(), 3.5) &
                   is_near("window 4", windowed.mean().item<double>(), 5.5) &
-                  is_near("mlp", mlp.mean().item<double>(), 0.731059);
+                  is_near("mlp", mlp.mean().item<double>(), 0.731059) &
+                  is_near("layer", step.mean().item<double>(), 2.731059);
   return ok ? 0 : 1;
 }
