@@ -94,7 +94,7 @@ class Contestant:
         first_tokens: those after the check prompts.
         samples: tokens/s of each round; `beside`: ours in the same rounds.
         contexts: tokens in the cache at the middle of each decode sample.
-        tokens: of the first decode sample at each context.
+        tokens: that came in the first sample of each measure.
     """
 
     name: str
@@ -220,7 +220,9 @@ def sample(each: Contestant, worker: Worker, measure: Measure, model: Model, pla
     """Tokens per second of one turn."""
     ids = model.prompt(measure.tokens)
     if measure.kind == "prefill":
-        return measure.tokens / worker.ask({"do": "prefill", "ids": ids})["seconds"]
+        reply = worker.ask({"do": "prefill", "ids": ids})
+        each.tokens.setdefault(measure, [reply["token"]])
+        return measure.tokens / reply["seconds"]
     context = worker.ask({"do": "go_to", "ids": ids})["length"]
     reply = worker.ask({"do": "decode", "count": plan.decode_tokens})
     each.contexts.setdefault(measure, []).append(context + plan.decode_tokens / 2)

@@ -49,15 +49,15 @@ def record_of(
             "read_loop": read.best,
             "share_of_read_bandwidth": round(median * token_bytes / 1e9 / read.rate, 3),
         }
-        if reference is not None and measure in reference.tokens:
-            same = agreeing(each.tokens[measure], reference.tokens[measure])
-            record |= {"agreeing_tokens": same, "decoded_tokens": len(each.tokens[measure])}
     if each.beside[measure] and each.name != OURS:
         ours = statistics.median(each.beside[measure])
         record |= {
             f"{OURS}_tokens_per_s": round(ours, 2),
             f"{OURS}_over_peer": round(ours / median, 3),
         }
+    if reference is not None and measure in reference.tokens:
+        same = agreeing(each.tokens[measure], reference.tokens[measure])
+        record |= {"agreeing_tokens": same, "new_tokens": len(each.tokens[measure])}
     if reference is not None and reference.first_tokens:
         same = sum(a == b for a, b in zip(each.first_tokens, reference.first_tokens))
         record |= {
