@@ -32,6 +32,7 @@ class IkLlamaCpp(LlamaCpp):
             archive.extractall(source, filter="data")
         build, programs = source / "build", venv.folder / "bin"
         flags = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=ON"]
+        flags += ["-DCMAKE_INSTALL_RPATH=$ORIGIN", "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON"]
         flags += ["-DGGML_IQK_FA_ALL_QUANTS=OFF"]  # 4-bit KV caches, half an hour of compiling
         ninja = f"-DCMAKE_MAKE_PROGRAM={programs / 'ninja'}"
         tree = next(source.glob("*/CMakeLists.txt")).parent
