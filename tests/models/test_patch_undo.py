@@ -239,6 +239,18 @@ def test_to_another_dtype_repacks(dtype):
     assert torch.equal(logits(model, prompt(2, 9)), logits(other, prompt(2, 9)))
 
 
+def test_to_what_it_is_already_packs_nothing_again(monkeypatch):
+    from fasttps.models import packed_module
+
+    model = tiny_llama(tie_word_embeddings=True)
+    with fasttps.patch(model):
+        ours = logits(model, prompt(1, 9))
+        monkeypatch.setattr(packed_module, "_pack", None)  # to call it would raise
+        model.to(torch.float32).to("cpu").float()
+        assert torch.equal(logits(model, prompt(1, 9)), ours)
+        monkeypatch.undo()
+
+
 def test_weights_made_in_inference_mode():
     with torch.inference_mode():
         model = tiny_llama()

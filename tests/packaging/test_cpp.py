@@ -30,7 +30,12 @@ def test_example_runs_on_the_installed_package(cmake_prefix_path, tmp_path):
     run("cmake", "--build", build, cwd=build, PATH=tools_path())
     answers = run(build / "decode_step", cwd=build)
     assert "WRONG" not in answers
-    assert [line.split()[0] for line in answers.splitlines()] == ["attention", "window", "mlp", "layer"]
+    assert [line.split()[0] for line in answers.splitlines()] == [
+        "attention",
+        "window",
+        "mlp",
+        "layer",
+    ]
 
 
 def test_package_refuses_another_torch(cmake_prefix_path, tmp_path):

@@ -152,7 +152,8 @@ class PackedEmbedding(FusedModule, nn.Embedding):
         )
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
-        if any(kind.exact for kind in self.head.__dict__["packed"].values()):
+        packed = self.head.__dict__["packed"].values()
+        if any(kind.exact for kind in packed) and self.head.changes(fn):
             self.head.unpack()
         try:
             return super()._apply(fn, recurse)

@@ -309,12 +309,17 @@ class PackedModule(FusedModule):
         """`.to()`, `.half()` and their like act on the weights themselves, if none is lost."""
         packed = self.__dict__["packed"]
         for slot in self.slots:
-            if slot.buffer in packed and packed[slot.buffer].exact:
+            if slot.buffer in packed and packed[slot.buffer].exact and self.changes(fn):
                 self._unpack_slot(slot, self.unpacked(slot))
         try:
             return super()._apply(fn, recurse)
         finally:
             self.pack()
+
+    def changes(self, fn: Callable[[Tensor], Tensor]) -> bool:
+        """Whether `fn` makes other weights; `.to()` gives back what has the dtype and device."""
+        weights = [self._weight(name).data for name in self.weight_names()]
+        return any(fn(weight) is not weight for weight in weights)
 
     def state_dict(
         self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False

@@ -36,8 +36,7 @@ def cast(model: nn.Module, dtype: torch.dtype) -> None:
     """`.to(dtype)` of the Parameters alone: RoPE's frequencies stay float32, as transformers'."""
     for module in model.modules():
         if isinstance(module, (PackedModule, PackedEmbedding)):
-            if any(parameter.dtype != dtype for parameter in module.parameters()):
-                module.to(dtype)  # which unpacks
+            module.to(dtype)
             continue
         for parameter in module._parameters.values():
             if parameter is not None and parameter.dtype != dtype:
