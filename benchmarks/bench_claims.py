@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
+import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -193,7 +195,8 @@ def filled(cache: Any, config: Any, context: int) -> Any:
     return cache
 
 
-def eager_call(model: Any, context: int) -> Callable[[], object]:
+def eager_token(model: Any, context: int) -> Callable[[], float]:
+    """A call that decodes greedily after a context; it gives the microseconds of a token."""
     from transformers import DynamicCache
 
     model.set_attn_implementation("eager")
@@ -202,28 +205,30 @@ def eager_call(model: Any, context: int) -> Callable[[], object]:
     named = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     options: dict[str, Any] = {named: cache, "use_cache": True, "logits_to_keep": 1}
 
-    def call() -> torch.Tensor:
+    def call() -> float:
         token = torch.ones(1, 1, dtype=torch.int64)
+        begin = time.perf_counter()
         for _ in range(NEW_TOKENS):
-            logits = model(token, **options).logits
-            token = logits[:, -1].argmax(-1, keepdim=True)
+            token = model(token, **options).logits[:, -1].argmax(-1, keepdim=True)
+        seconds = time.perf_counter() - begin
         cache.crop(-NEW_TOKENS)
-        return token
+        return seconds / NEW_TOKENS * 1e6
 
     return call
 
 
-def our_call(model: Any, context: int) -> Callable[[], object]:
-    room = context + NEW_TOKENS + 1
+def our_token(model: Any, context: int) -> Callable[[], float]:
+    """As `eager_token`: between the first new token and the last lie NEW_TOKENS steps."""
+    room = context + NEW_TOKENS + 2
     cache = filled(fasttps.StaticKVCache(model.config, room), model.config, context)
     prompt = torch.ones(1, context + 1, dtype=torch.int64)
 
-    def call() -> Any:
+    def call() -> float:
         done = fasttps.generate(
-            model, prompt, max_new_tokens=NEW_TOKENS, stop_token_ids=(), cache=cache
+            model, prompt, max_new_tokens=NEW_TOKENS + 1, stop_token_ids=(), cache=cache
         )
-        cache.crop(-NEW_TOKENS)
-        return done
+        cache.crop(-NEW_TOKENS - 1)
+        return done.decode_s / NEW_TOKENS * 1e6
 
     return call
 
@@ -231,21 +236,25 @@ def our_call(model: Any, context: int) -> Callable[[], object]:
 def model_claims(
     shape: shapes.ModelShape, context: int, vocab_size: int, ruler: Ruler, rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """Both precisions of ours in turn with one eager model; times of one token."""
+    """All precisions of ours in turn with one eager model; times of one token."""
     random = models.RandomLlama(shape, NUM_LAYERS, vocab_size)
-    calls = {EAGER: eager_call(random.make(torch.bfloat16), context)}
+    calls = {EAGER: eager_token(random.make(torch.bfloat16), context)}
     token_bytes = {}
     for weights in WEIGHTS:
         model = random.make(torch.bfloat16)
         fasttps.patch(model, weights)
-        calls[weights] = our_call(model, context)
+        calls[weights] = our_token(model, context)
         row_bytes = 2 * NUM_LAYERS * shape.num_kv_heads * shape.head_dim * 2
         token_bytes[weights] = models.weight_bytes(model) + context * row_bytes
     read = ruler.read(max(token_bytes.values()))
-    timings = {
-        name: Timing(t.median_us / NEW_TOKENS, t.fastest_us / NEW_TOKENS, t.slowest_us / NEW_TOKENS)
-        for name, t in harness.measure(calls, rounds=rounds, limits=(read,)).items()
-    }
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(rounds):
+        read.sample()
+        for name, call in calls.items():
+            samples[name].append(call())
+    timings = {name: Timing(statistics.median(t), min(t), max(t)) for name, t in samples.items()}
     for weights, read_bytes in token_bytes.items():
         wanted = WANTED_MODEL.get((shape.name, weights))
         claim = Claim("model", shape.name, weights, context, {}, read_bytes, read_bytes, wanted)

@@ -44,22 +44,22 @@ class FastTps(SteppingPeer):
             self.cache.crop(-surplus)
 
     def extend(self, ids: Sequence[int]) -> int:
-        return self.generate([*self.ids, *ids], 1)[0]
+        return self.generate([*self.ids, *ids], 1).token_ids[0][0]
 
-    def decode(self, count: int) -> list[int]:
-        self.ids.append(self.token)
-        tokens = self.generate(self.ids, count)
-        self.token = tokens[-1]
-        self.ids += tokens[:-1]
-        return tokens
+    def timed_decode(self, count: int) -> tuple[float, list[int]]:
+        """The time from one token to the last after it: what comes before them is a prompt's."""
+        self.keep(len(self.ids) - 1)
+        done = self.generate(self.ids, count + 1)
+        first, *tokens = done.token_ids[0]
+        self.ids += [first, *tokens[:-1]]
+        return done.decode_s, tokens
 
-    def generate(self, ids: Sequence[int], count: int) -> list[int]:
+    def generate(self, ids: Sequence[int], count: int) -> Any:
         """Greedy tokens after `ids`, the first of which are in the cache."""
-        done = self.fasttps.generate(
+        return self.fasttps.generate(
             self.model,
             self.torch.tensor([ids]),
             max_new_tokens=count,
             stop_token_ids=(),
             cache=self.cache,
         )
-        return done.token_ids[0]

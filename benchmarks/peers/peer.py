@@ -6,6 +6,7 @@ Standard library only: this runs in the environment of every peer.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,12 @@ class Peer:
     def decode(self, count: int) -> list[int]:
         """So many greedy tokens more, one at a time. Timed."""
         raise NotImplementedError
+
+    def timed_decode(self, count: int) -> tuple[float, list[int]]:
+        """Seconds of `decode`, and its tokens."""
+        begin = time.perf_counter()
+        tokens = self.decode(count)
+        return time.perf_counter() - begin, tokens
 
 
 class SteppingPeer(Peer):

@@ -44,9 +44,8 @@ def answer(peer: Peer, message: dict[str, Any]) -> dict[str, Any]:
         case "go_to":
             return {"length": peer.go_to(message["ids"])}
         case "decode":
-            begin = time.perf_counter()
-            tokens = peer.decode(message["count"])
-            return {"seconds": time.perf_counter() - begin, "tokens": [int(t) for t in tokens]}
+            seconds, tokens = peer.timed_decode(message["count"])
+            return {"seconds": seconds, "tokens": [int(token) for token in tokens]}
     raise ValueError(f"do wanted prepare, load, prefill, go_to or decode, got {message['do']!r}")
 
 
