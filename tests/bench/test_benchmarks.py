@@ -106,8 +106,11 @@ def test_a_straight_line_is_found_and_a_bent_one_told() -> None:
     assert square.coefficients == pytest.approx((0.0, 0.0, 1.0), abs=1e-9)
     # 2048 bytes a token, 0.1 µs a token: 20.48 GB/s.
     series = scaling.Series("attention-context", "", "", {}, work=2048, unit="GB/s")
-    record = scaling.record_of(series, {x: 3 + 0.1 * x for x in (10, 20, 30)}, None)
+    medians = {x: 3 + 0.1 * x for x in (10, 20, 30)}
+    fastest = {x: 3 + 0.05 * x for x in (10, 20, 30)}
+    record = scaling.record_of(series, medians, fastest, None)
     assert (record["slope"], record["as_theory_says"]) == (20.48, True)
+    assert (record["fastest_slope"], record["fastest_r_squared"]) == (40.96, 1.0)
 
 
 def test_scaling(tmp_path: Path) -> None:

@@ -99,6 +99,8 @@ def test_a_broken_file_is_told_and_written_anew(tmp_path: Path) -> None:
     file.parent.mkdir()
     file.write_text("GenuineIntel 6 1 fma\nnonsense\n")
     assert f"{file}, line 2: wanted" in line_of(run_process("info", **environment))
+    ran = run_process("tune", **environment)
+    assert ran.code == ExitCode.USAGE and f"{file}, line 2: wanted" in ran.error_line
     assert run_process("tune", "--force", **environment).code == ExitCode.OK
     assert f"({file})" in line_of(run_process("info", **environment))
     assert "GenuineIntel 6 1 fma" in file.read_text()
@@ -134,3 +136,16 @@ def test_a_cpu_without_a_choice_is_told(run, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("fasttps.isa.bf16_products", lambda: ["fma"])
     ran = run("tune", "--force")
     assert ran.out == "nothing to choose: this CPU multiplies bf16 by fma alone\n"
+
+
+@needs_both
+def test_a_folder_that_cannot_be_made_is_told(
+    run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FASTTPS_BF16_GEMM", "")  # the command takes it away: put it back after
+    (tmp_path / "fasttps").write_text("a file where a folder should be")
+    monkeypatch.setattr(_C, "tuned_path", lambda: str(tmp_path / "fasttps" / "bf16_product"))
+    monkeypatch.setattr("fasttps.cli.tune.ROUNDS", 1)
+    ran = run("tune", "--force")
+    assert ran.code == ExitCode.USAGE
+    assert f"cannot write {tmp_path}" in ran.error_line

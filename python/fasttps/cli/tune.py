@@ -23,7 +23,7 @@ def run(force: bool) -> None:
     """Measure and store, if this CPU has a choice and it is not known yet.
 
     Raises:
-        CliError: USAGE: there is no folder to store it in.
+        CliError: USAGE: there is no folder to store it in, or what is stored is broken.
     """
     out = Console(highlight=False, soft_wrap=True)
     forced = os.environ.pop("FASTTPS_BF16_GEMM", "")
@@ -32,7 +32,10 @@ def run(force: bool) -> None:
         out.print(f"nothing to choose: this CPU multiplies bf16 by {products[0]} alone")
         return
     if not force:
-        product, origin, known = _C.bf16_product()
+        try:
+            product, origin, known = _C.bf16_product()
+        except ValueError as error:  # a broken file
+            raise CliError(ExitCode.USAGE, str(error)) from error
         if known:
             out.print(f"known already: {product} ({origin}); --force measures again", markup=False)
             return
@@ -50,7 +53,10 @@ def run(force: bool) -> None:
             rate = found[instruction]
             out.print(f"{product:<7} {count} threads {rate:8.1f} GFLOP/s  ({instruction})")
     product = max(INSTRUCTIONS, key=lambda name: rates[threads][INSTRUCTIONS[name]])
-    store(path, product)
+    try:
+        store(path, product)
+    except OSError as error:
+        raise CliError(ExitCode.USAGE, f"cannot write {path}: {error.strerror}") from error
     out.print(f"{product}, stored in {path} for every later process", markup=False)
     if forced:
         out.print(f"FASTTPS_BF16_GEMM={forced} goes before it where it is set", markup=False)
@@ -59,7 +65,7 @@ def run(force: bool) -> None:
 def store(path: Path, product: str) -> None:
     """Write this CPU's line of the file, and leave those of other CPUs: homes are shared."""
     cpu = [str(word) for word in _C.cpu_model()]
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     others = [line for line in lines if is_line(line) and line.split()[:3] != cpu]
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}")
