@@ -17,7 +17,7 @@ from tests.test_rooms import OPS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-DTYPES = ["float32", "bfloat16", "float16", "int8 cache"]
+DTYPES = ["float32", "bfloat16", "float16", "int8 cache", "uint8"]
 
 
 def blocks(language: str) -> list[str]:
@@ -60,7 +60,7 @@ def call_merge(dtype: torch.dtype) -> None:
 
 
 def call_mlp(dtype: torch.dtype) -> None:
-    format = ops.PackedFormat.F32 if dtype == torch.int8 else ops.PackedFormat.of(dtype)
+    format = ops.PackedFormat.of(dtype if dtype.is_floating_point else torch.float32)
     weight = torch.ones(16, 16, dtype=format.dtype)
     gate_up = ops.pack_gate_up(weight, weight, format=format)
     down = ops.pack_weight(weight, format=format)
@@ -71,14 +71,18 @@ def call_mlp(dtype: torch.dtype) -> None:
 
 
 def call_pack(dtype: torch.dtype) -> None:
-    format = ops.PackedFormat.F32 if dtype == torch.int8 else ops.PackedFormat.of(dtype)
+    format = ops.PackedFormat.of(dtype if dtype.is_floating_point else torch.float32)
     ops.pack_weight(torch.ones(16, 16, dtype=dtype), format=format)
 
 
 def call_linear(dtype: torch.dtype) -> None:
-    format = ops.PackedFormat.F32 if dtype == torch.int8 else ops.PackedFormat.of(dtype)
+    format = ops.PackedFormat.of(dtype if dtype.is_floating_point else torch.float32)
     packed = ops.pack_weight(torch.ones(16, 16, dtype=format.dtype), format=format)
     ops.packed_linear(torch.ones(1, 16, dtype=dtype), packed, format=format, rows=16)
+
+
+def call_gguf(dtype: torch.dtype) -> None:
+    ops.pack_gguf(torch.ones(16, 18, dtype=dtype), format=4, rows=16, cols=32)
 
 
 def call_embedding(dtype: torch.dtype) -> None:
@@ -106,6 +110,7 @@ CALLS = {
     "packed_linear": call_linear,
     "packed_embedding": call_embedding,
     "decode_step": call_step,
+    "pack_gguf": call_gguf,
     "pack_weight": call_pack,
 }
 

@@ -17,6 +17,7 @@ OPS = [
     "gate_up_silu_mlp",
     "kv_cache_update",
     "merge_attention",
+    "pack_gguf",
     "pack_weight",
     "packed_embedding",
     "packed_linear",

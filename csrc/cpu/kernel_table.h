@@ -99,14 +99,18 @@ struct RopeRow {
 enum Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2 };
 
 // Index of the per-format rows below: PackedFormat of csrc/ops/packed_format.h.
-inline constexpr int kPackedFormats = 3;
+inline constexpr int kPackedFormats = 9;
+inline constexpr int kPackableFormats = 7;  // 0...: what a weight can be rounded to
+inline constexpr int kFirstGgufFormat = 4;  // those of GGUF blocks
+inline constexpr int kGgufFormats = 5;
 
 // How the activations of a token lie in memory for the dot product of a packed weight.
-enum ActivationKind : int { kActF32 = 0, kActBf16 = 1 };
-inline constexpr int kActivationKinds = 2;
+enum ActivationKind : int { kActF32 = 0, kActBf16 = 1, kActInt8 = 2 };
+inline constexpr int kActivationKinds = 3;
 
 // Bytes of a token's activations; cols are those of the packed weight.
 constexpr int64_t activation_row_bytes(ActivationKind kind, int64_t cols) {
+  if (kind == kActInt8) return (cols + 31) / 32 * 64;  // with the scale and sums of each 32 columns
   return kind == kActF32 ? 4 * cols : 2 * cols;
 }
 
@@ -149,11 +153,32 @@ struct GateUpTask {
   int64_t rows;
 };
 
+// Panel `panel` of a [rows, cols] weight whose rows lie row_stride elements apart.
+struct PackPanelTask {
+  const void* weight;
+  ElementType type;  // of the weight; formats 0-2 take their own alone
+  int64_t row_stride;
+  int64_t rows;
+  int64_t cols;
+  int64_t group_size;
+  int64_t panel;
+  void* packed_panel;
+};
+
 // The products of one packed format with one kind of activation.
 struct PackedLinearKernels {
   ActivationKind kind;
   void (*linear)(const LinearTask& task);
   void (*gate_up)(const GateUpTask& task);
+};
+
+// Of one format: [0] with float activations, [1] with int8 ones; where a format takes only floats,
+// both are the same.
+struct PackedLinearRow {
+  PackedLinearKernels by_activation[2];
+  constexpr const PackedLinearKernels& operator[](int64_t int8_activation) const {
+    return by_activation[int8_activation];
+  }
 };
 
 // One row per instruction set; a new one is one new file in isa/. No field may be null.
@@ -187,9 +212,7 @@ struct KernelTable {
   // Index of the first of the largest of count >= 1 values; NaN is larger than all.
   int64_t (*argmax_f32)(const float* x, int64_t count);
 
-  // [format][0: float activations, 1: int8 activations]; where a format takes only one, both are
-  // it.
-  PackedLinearKernels packed_linear[kPackedFormats][2];
+  PackedLinearRow packed_linear[kPackedFormats];
   // One token x [cols] as activations of a kind, zero up to cols_padded. By ElementType of x.
   void (*prepare[kActivationKinds][kFloatTypes])(const void* x, int64_t cols, int64_t cols_padded,
                                                  void* activation);
@@ -197,10 +220,12 @@ struct KernelTable {
   void (*unpack_row[kPackedFormats])(const void* packed, int64_t cols, int64_t group_size,
                                      int64_t row, float* out);
 
-  // Panel `panel` of a [rows, cols] weight whose rows lie row_stride elements apart; by bytes of an
-  // element: [0] four, [1] two. Both directions are pure moves.
-  void (*pack_panel[2])(const void* weight, int64_t row_stride, int64_t rows, int64_t cols,
-                        int64_t panel, void* packed_panel);
+  // By format. A pure move for formats 0-2.
+  void (*pack_panel[kPackableFormats])(const PackPanelTask& task);
+  // By format - kFirstGgufFormat: panel `panel` of the GGUF blocks of a [rows, cols] weight.
+  void (*pack_gguf_panel[kGgufFormats])(const void* blocks, int64_t rows, int64_t cols,
+                                        int64_t panel, void* packed_panel);
+  // The inverse of pack_panel for formats 0-2, by bytes of an element: [0] four, [1] two.
   void (*unpack_panel[2])(const void* packed_panel, int64_t rows, int64_t cols, int64_t panel,
                           void* weight, int64_t row_stride);
 };

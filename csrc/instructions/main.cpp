@@ -158,7 +158,8 @@ Case pack(const KernelTable& table) {
   auto weight = std::make_shared<Zeros>(kPanelRows * kCols * 2);
   auto packed = std::make_shared<Zeros>(kPanelRows * kCols * 2);
   return {"pack_weight bfloat16 rows 16 cols 512", kPanelRows * kCols, [=, &table] {
-            table.pack_panel[1](weight->data(), kCols, kPanelRows, kCols, 0, packed->data());
+            table.pack_panel[kBf16](
+                {weight->data(), kBf16, kCols, kPanelRows, kCols, 0, 0, packed->data()});
           }};
 }
 

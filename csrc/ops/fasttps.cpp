@@ -82,29 +82,37 @@ TensorPair merge_attention(at::TensorList outs, at::TensorList lses) {
   return merge.call(outs, lses);
 }
 
-at::Tensor pack_weight(const at::Tensor& weight, PackedFormat format) {
-  static const auto pack = op<at::Tensor(const at::Tensor&, int64_t)>("fasttps::pack_weight");
-  return pack.call(weight, static_cast<int64_t>(format));
+at::Tensor pack_weight(const at::Tensor& weight, PackedFormat format, int64_t group_size) {
+  static const auto pack =
+      op<at::Tensor(const at::Tensor&, int64_t, int64_t)>("fasttps::pack_weight");
+  return pack.call(weight, static_cast<int64_t>(format), group_size);
 }
 
-at::Tensor unpack_weight(const at::Tensor& packed, PackedFormat format, int64_t rows,
-                         int64_t cols) {
+at::Tensor unpack_weight(const at::Tensor& packed, PackedFormat format, int64_t rows, int64_t cols,
+                         int64_t group_size) {
   static const auto unpack = op<at::Tensor(const at::Tensor&, int64_t, int64_t, int64_t, int64_t)>(
       "fasttps::unpack_weight");
-  return unpack.call(packed, static_cast<int64_t>(format), rows, cols, 0);
+  return unpack.call(packed, static_cast<int64_t>(format), rows, cols, group_size);
 }
 
-at::Tensor pack_gate_up(const at::Tensor& gate, const at::Tensor& up, PackedFormat format) {
-  static const auto pack =
-      op<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t)>("fasttps::pack_gate_up");
-  return pack.call(gate, up, static_cast<int64_t>(format));
+at::Tensor pack_gate_up(const at::Tensor& gate, const at::Tensor& up, PackedFormat format,
+                        int64_t group_size) {
+  static const auto pack = op<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t)>(
+      "fasttps::pack_gate_up");
+  return pack.call(gate, up, static_cast<int64_t>(format), group_size);
 }
 
-TensorPair unpack_gate_up(const at::Tensor& packed, PackedFormat format, int64_t rows,
-                          int64_t cols) {
+TensorPair unpack_gate_up(const at::Tensor& packed, PackedFormat format, int64_t rows, int64_t cols,
+                          int64_t group_size) {
   static const auto unpack = op<TensorPair(const at::Tensor&, int64_t, int64_t, int64_t, int64_t)>(
       "fasttps::unpack_gate_up");
-  return unpack.call(packed, static_cast<int64_t>(format), rows, cols, 0);
+  return unpack.call(packed, static_cast<int64_t>(format), rows, cols, group_size);
+}
+
+at::Tensor pack_gguf(const at::Tensor& blocks, PackedFormat format, int64_t rows, int64_t cols) {
+  static const auto pack =
+      op<at::Tensor(const at::Tensor&, int64_t, int64_t, int64_t)>("fasttps::pack_gguf");
+  return pack.call(blocks, static_cast<int64_t>(format), rows, cols);
 }
 
 at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& packed, const LinearOptions& o) {
@@ -129,10 +137,12 @@ at::Tensor gate_up_silu_mlp(const at::Tensor& x, const at::Tensor& gate_up, cons
   static const auto mlp =
       op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, int64_t,
                     int64_t, int64_t, int64_t, std::string_view, const OptionalTensor&,
-                    const OptionalTensor&, const OptionalTensor&)>("fasttps::gate_up_silu_mlp");
+                    const OptionalTensor&, const OptionalTensor&, bool)>(
+          "fasttps::gate_up_silu_mlp");
   return mlp.call(x, gate_up, down, static_cast<int64_t>(options.gate_up_format),
-                  static_cast<int64_t>(options.down_format), options.intermediate_size, 0, 0,
-                  options.activation, options.gate_bias, options.up_bias, options.down_bias);
+                  static_cast<int64_t>(options.down_format), options.intermediate_size,
+                  options.gate_up_group_size, options.down_group_size, options.activation,
+                  options.gate_bias, options.up_bias, options.down_bias, options.int8_activation);
 }
 
 namespace {

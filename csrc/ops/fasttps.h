@@ -76,12 +76,19 @@ std::tuple<at::Tensor, at::Tensor> causal_prefill_lse(const at::Tensor& query,
 // Attention over the union of disjoint sets of keys, from the (out, lse) over each.
 std::tuple<at::Tensor, at::Tensor> merge_attention(at::TensorList outs, at::TensorList lses);
 
-// Weights in the panel layout of packed_format.h, and their exact inverse.
-at::Tensor pack_weight(const at::Tensor& weight, PackedFormat format);
-at::Tensor unpack_weight(const at::Tensor& packed, PackedFormat format, int64_t rows, int64_t cols);
-at::Tensor pack_gate_up(const at::Tensor& gate, const at::Tensor& up, PackedFormat format);
+// Weights in the panel layout of packed_format.h, and back: exactly where the format has a dtype.
+at::Tensor pack_weight(const at::Tensor& weight, PackedFormat format, int64_t group_size = 0);
+at::Tensor unpack_weight(const at::Tensor& packed, PackedFormat format, int64_t rows, int64_t cols,
+                         int64_t group_size = 0);
+at::Tensor pack_gate_up(const at::Tensor& gate, const at::Tensor& up, PackedFormat format,
+                        int64_t group_size = 0);
 std::tuple<at::Tensor, at::Tensor> unpack_gate_up(const at::Tensor& packed, PackedFormat format,
-                                                  int64_t rows, int64_t cols);
+                                                  int64_t rows, int64_t cols,
+                                                  int64_t group_size = 0);
+
+// GGUF blocks uint8 [rows, bytes of a row] in the same layout: Q4_0, Q4_1, Q8_0, Q4_K, Q6_K for
+// kInt4, kInt4Min, kInt8Group, kQ4K, kQ6K; groups of 32 for the first three.
+at::Tensor pack_gguf(const at::Tensor& blocks, PackedFormat format, int64_t rows, int64_t cols);
 
 struct LinearOptions {
   PackedFormat format;
@@ -111,6 +118,9 @@ struct MlpOptions {
   PackedFormat gate_up_format;
   PackedFormat down_format;
   int64_t intermediate_size;
+  int64_t gate_up_group_size = 0;
+  int64_t down_group_size = 0;
+  bool int8_activation = false;     // for the quantised weights
   std::string activation = "silu";  // or gelu, gelu_tanh
   std::optional<at::Tensor> gate_bias = {};
   std::optional<at::Tensor> up_bias = {};

@@ -20,11 +20,11 @@ at::Tensor gate_up_silu_mlp_meta(const at::Tensor& x, const at::Tensor& gate_up,
                                  std::string_view activation,
                                  const std::optional<at::Tensor>& gate_bias,
                                  const std::optional<at::Tensor>& up_bias,
-                                 const std::optional<at::Tensor>& down_bias) {
+                                 const std::optional<at::Tensor>& down_bias, bool int8_activation) {
   if (!has_symbolic_sizes(x)) {
     check_gate_up_silu_mlp({x, gate_up, down, gate_up_format, down_format, intermediate_size,
                             gate_up_group_size, down_group_size, activation, gate_bias, up_bias,
-                            down_bias});
+                            down_bias, int8_activation});
   }
   return empty_like_contiguous(x);
 }
@@ -48,17 +48,20 @@ GateUpSiluMlpShape check_gate_up_silu_mlp(const GateUpSiluMlpArgs& args) {
                hidden_size, args.gate_up_group_size);
   check_packed(kOp, "down", args.down, down, packed_panels(hidden_size), intermediate_size,
                args.down_group_size);
-  TORCH_CHECK_TYPE(x.scalar_type() == format_dtype(gate_up), kOp, ": x must be ",
-                   dtype_name(format_dtype(gate_up)), " like the gate_up weight, got ",
-                   dtype_name(x.scalar_type()));
-  TORCH_CHECK_TYPE(down == gate_up, kOp, ": down_format must be that of gate_up, ",
-                   args.gate_up_format, ", got ", args.down_format);
+  check_dtype_of_x(kOp, x, "gate_up", gate_up);
+  check_dtype_of_x(kOp, x, "down", down);
+  TORCH_CHECK_VALUE(!args.int8_activation || is_quantized(gate_up) || is_quantized(down), kOp,
+                    ": int8_activation must be False for formats that are not quantised, got True");
   check_same_device(kOp, "gate_up", args.gate_up, "x", x);
   check_same_device(kOp, "down", args.down, "x", x);
   check_bias(kOp, "gate_bias", args.gate_bias, "[intermediate_size]", intermediate_size, x);
   check_bias(kOp, "up_bias", args.up_bias, "[intermediate_size]", intermediate_size, x);
   check_bias(kOp, "down_bias", args.down_bias, "[hidden_size]", hidden_size, x);
-  return {gate_up, element_count(x) / hidden_size, hidden_size, intermediate_size,
+  return {gate_up,
+          down,
+          element_count(x) / hidden_size,
+          hidden_size,
+          intermediate_size,
           check_activation(kOp, args.activation)};
 }
 

@@ -35,18 +35,19 @@ TORCH_LIBRARY(fasttps, m) {
       "gate_up_silu_mlp(Tensor x, Tensor gate_up, Tensor down, *, int gate_up_format, "
       "int down_format, int intermediate_size, int gate_up_group_size=0, int down_group_size=0, "
       "str activation='silu', Tensor? gate_bias=None, Tensor? up_bias=None, "
-      "Tensor? down_bias=None) -> Tensor");
+      "Tensor? down_bias=None, bool int8_activation=False) -> Tensor");
   m.def(
       "packed_linear(Tensor x, Tensor packed, *, int format, int rows, int group_size=0, "
       "bool int8_activation=False, Tensor? bias=None) -> Tensor");
   m.def(
       "packed_embedding(Tensor ids, Tensor packed, *, int format, int rows, int cols, "
       "ScalarType dtype, int group_size=0) -> Tensor");
-  m.def("pack_weight(Tensor weight, *, int format) -> Tensor");
+  m.def("pack_weight(Tensor weight, *, int format, int group_size=0) -> Tensor");
   m.def(
       "unpack_weight(Tensor packed, *, int format, int rows, int cols, int group_size=0) -> "
       "Tensor");
-  m.def("pack_gate_up(Tensor gate, Tensor up, *, int format) -> Tensor");
+  m.def("pack_gate_up(Tensor gate, Tensor up, *, int format, int group_size=0) -> Tensor");
+  m.def("pack_gguf(Tensor blocks, *, int format, int rows, int cols) -> Tensor");
   m.def(
       "unpack_gate_up(Tensor packed, *, int format, int rows, int cols, int group_size=0) -> "
       "(Tensor gate, Tensor up)");

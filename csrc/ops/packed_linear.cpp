@@ -32,10 +32,8 @@ PackedLinearShape check_packed_linear(const PackedLinearArgs& args) {
   TORCH_CHECK_VALUE(args.rows >= 1 && args.rows <= (int64_t{1} << 40) / cols, kOp,
                     ": rows must be at least 1, and rows * cols at most 2^40, got ", args.rows);
   check_packed(kOp, "packed", args.packed, format, packed_panels(args.rows), cols, args.group_size);
-  TORCH_CHECK_TYPE(x.scalar_type() == format_dtype(format), kOp, ": x must be ",
-                   dtype_name(format_dtype(format)), " like the packed weight, got ",
-                   dtype_name(x.scalar_type()));
-  TORCH_CHECK_VALUE(!args.int8_activation, kOp,
+  check_dtype_of_x(kOp, x, "packed", format);
+  TORCH_CHECK_VALUE(!args.int8_activation || is_quantized(format), kOp,
                     ": int8_activation must be False for a format that is not quantised, got True");
   check_same_device(kOp, "packed", args.packed, "x", x);
   check_bias(kOp, "bias", args.bias, "[rows]", args.rows, x);

@@ -8,7 +8,7 @@
 namespace fasttps {
 
 // x W^T + b over a packed weight.
-//   x       [..., cols] of the format's dtype, dense last dimension
+//   x       [..., cols] of the format's dtype, any float dtype if quantised; dense last dimension
 //   packed  [rows, cols] (pack_weight)
 //   bias    [rows], float32 or x's dtype
 // int8_activation: x is rounded to int8 by 32 columns; quantised formats only.

@@ -20,8 +20,8 @@ struct Packed {
     weight = store(kernels, type, normal(static_cast<size_t>(rows * cols), seed));
     bytes.assign(static_cast<size_t>(panels() * panel_bytes()), 0xff);
     for (int64_t p = 0; p < panels(); ++p) {
-      kernels.pack_panel[type == kF32 ? 0 : 1](weight.bytes.data(), cols, rows, cols, p,
-                                               bytes.data() + p * panel_bytes());
+      kernels.pack_panel[type](
+          {weight.bytes.data(), type, cols, rows, cols, 0, p, bytes.data() + p * panel_bytes()});
     }
   }
   int64_t panels() const { return rounded_up(rows, kPanelRows) / kPanelRows; }

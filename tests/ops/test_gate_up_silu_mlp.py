@@ -9,11 +9,13 @@ import torch
 from torch.nn import functional
 
 from fasttps import ops, reference
+from fasttps.reference import quantized
 from fasttps.reference.gate_up_silu_mlp import ACTIVATIONS
 from tests.support import errors
-from tests.support.accuracy import assert_accurate
+from tests.support.accuracy import FLOOR, assert_accurate
 from tests.support.attention import randn
 from tests.support.errors import assert_refused, every_other
+from tests.support.quantized import QUANTIZED, format_id, packed_weight
 
 OP = "gate_up_silu_mlp"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -210,6 +212,85 @@ def test_autocast_changes_nothing(device):
         assert torch.equal(device.call(OP, **arguments), expected)
 
 
+def packed_half(case, op, rows, cols, seed, dtype):
+    """(packed, its format and group size, the float weights that it holds), cols rounded up."""
+    if case is None:
+        count = 2 if op == "gate_up" else 1
+        weights = [randn(seed + i, rows, cols).div(cols**0.5).to(dtype) for i in range(count)]
+        packed_format = int(ops.PackedFormat.of(dtype))
+        pack = reference.pack_gate_up if count == 2 else reference.pack_weight
+        return pack(*weights, format=packed_format), packed_format, 0, weights
+    named, weight = packed_weight(case, rows, cols, seed)
+    if op == "down":
+        return named["packed"], named["format"], named["group_size"], [weight]
+    other, up = packed_weight(case, rows, cols, seed + 1)
+    panels = -(-rows // 16)
+    halves = [packed.view(panels, -1) for packed in (named["packed"], other["packed"])]
+    both = torch.stack(halves, 1).flatten()
+    return both, named["format"], named["group_size"], [weight, up]
+
+
+@pytest.mark.parametrize("int8_activation", [False, True], ids=["", "int8"])
+@pytest.mark.parametrize(
+    "gate_up_case, down_case",
+    [
+        *((case, case) for case in QUANTIZED),
+        (None, (ops.PackedFormat.INT4, 128)),
+        ((ops.PackedFormat.INT8, 0), None),
+        ((ops.PackedFormat.INT4, 32), (ops.PackedFormat.Q6_K, 0)),
+    ],
+    ids=lambda case: "float" if case is None else format_id(case),
+)
+def test_quantized(device, dtype, gate_up_case, down_case, int8_activation):
+    """Against float64 on the rounded weights, and on x where that is rounded.
+
+    The intermediate is rounded to int8 too, by 32 columns; what the float64 and our intermediate
+    differ in may move a quant by a step, 1/127 of its group's largest element, at most.
+    """
+    k_quants = (ops.PackedFormat.Q4_K, ops.PackedFormat.Q6_K)
+    wide = any(case is not None and case[0] in k_quants for case in (gate_up_case, down_case))
+    hidden_size, intermediate_size = (256, 256) if wide else (48, 70)
+    for tokens in (1, 5, 9):
+        gate_up, gate_up_format, gate_up_group, (gate, up) = packed_half(
+            gate_up_case, "gate_up", intermediate_size, hidden_size, 0, dtype
+        )
+        packed_down, down_format, down_group, (down,) = packed_half(
+            down_case, "down", hidden_size, intermediate_size, 7, dtype
+        )
+        x = randn(5, tokens, hidden_size, dtype=dtype)
+        arguments = {
+            "x": x,
+            "gate_up": gate_up,
+            "down": packed_down,
+            "gate_up_format": gate_up_format,
+            "down_format": down_format,
+            "gate_up_group_size": gate_up_group,
+            "down_group_size": down_group,
+            "intermediate_size": intermediate_size,
+            "int8_activation": int8_activation,
+        }
+        out = device.call(OP, **device.arguments(arguments))
+        assert out.shape == x.shape and out.dtype == dtype and out.is_contiguous()
+        exact = reference.gate_up_silu_mlp(**(arguments | {"x": x.double()}))
+        met = quantized.int8_activation(x) if int8_activation and gate_up_case else x
+        in_torch = mlp_in_torch(
+            met.float(), [t.float() for t in (gate, up, down)], (None,) * 3, "silu"
+        )
+        if not (int8_activation and down_case):
+            assert_accurate(out, exact, in_torch.to(dtype))
+            continue
+        inner = functional.silu(met.double() @ gate.double().t()) * (met.double() @ up.double().t())
+        steps = inner.abs().amax() / 127 * down.double().abs().sum(-1)
+        floor = FLOOR[dtype] * exact.abs().max() + 1e-3 * steps
+        moved = (out.double().cpu() - exact).abs()
+        assert (moved <= floor + steps / down.size(1) * 2).all()
+
+
+def test_refuses_int8_activation_without_quantized_weights(device_family):
+    arguments = device_family.arguments(base() | {"int8_activation": True})
+    assert_refused(lambda: device_family.call(OP, **arguments), ValueError, OP, "int8_activation")
+
+
 def base():
     weights, biases = weights_of(20, 18, torch.bfloat16, biased=True)
     return mlp_arguments(randn(5, 3, 20, dtype=torch.bfloat16), weights, biases)
@@ -241,9 +322,9 @@ WRONG = {
         "down",
         each(lambda t: t.repeat_interleave(2)[::2], "down"),
     ),
-    "unknown_gate_up_format": (ValueError, "gate_up_format", changed(gate_up_format=7)),
+    "unknown_gate_up_format": (ValueError, "gate_up_format", changed(gate_up_format=9)),
     "unknown_down_format": (ValueError, "down_format", changed(down_format=-1)),
-    "formats_that_differ": (TypeError, "down_format", changed(down_format=2)),
+    "formats_that_differ": (TypeError, "down", changed(down_format=2)),
     "formats_of_another_dtype": (TypeError, "x", changed(gate_up_format=2, down_format=2)),
     "intermediate_size_of_0": (ValueError, "intermediate_size", changed(intermediate_size=0)),
     "negative_intermediate_size": (ValueError, "intermediate_size", changed(intermediate_size=-18)),

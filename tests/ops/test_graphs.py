@@ -10,6 +10,7 @@ from tests.ops.test_gate_up_silu_mlp import mlp_arguments, weights_of
 from tests.support.attention import attention_inputs, randn
 from tests.support.decoder import Decoder
 from tests.support.errors import bits
+from tests.support.quantized import gguf_blocks
 
 ATTENTION = {
     "plain": {},
@@ -50,6 +51,30 @@ def mlp_call(**options):
 def merge_call():
     outs = [randn(i, 2, 4, 3, 8).transpose(1, 2) for i in range(3)]
     return {"outs": outs, "lses": [randn(9 + i, 2, 3, 4).transpose(1, 2) for i in range(3)]}
+
+
+def gguf_call():
+    return {
+        "blocks": gguf_blocks(ops.PackedFormat.Q6_K, 17, 256),
+        "format": 8,
+        "rows": 17,
+        "cols": 256,
+    }
+
+
+def quantized_mlp_call():
+    gate_up_format, gate_up_group = ops.PackedFormat.INT4, 32
+    gate, up, down = randn(0, 18, 20), randn(1, 18, 20), randn(2, 20, 18)
+    return {
+        "x": randn(5, 3, 20, dtype=torch.bfloat16),
+        "gate_up": ops.pack_gate_up(gate, up, format=gate_up_format, group_size=gate_up_group),
+        "down": ops.pack_weight(down, format=3),
+        "gate_up_format": gate_up_format,
+        "down_format": 3,
+        "gate_up_group_size": gate_up_group,
+        "intermediate_size": 18,
+        "int8_activation": True,
+    }
 
 
 def packed_call(op):
@@ -109,6 +134,8 @@ CALLS = {
     "merge_attention": ("merge_attention", "default", merge_call),
     "gate_up_silu_mlp": ("gate_up_silu_mlp", "default", mlp_call),
     "gate_up_silu_mlp-gelu": ("gate_up_silu_mlp", "default", lambda: mlp_call(activation="gelu")),
+    "gate_up_silu_mlp-quantized": ("gate_up_silu_mlp", "default", quantized_mlp_call),
+    "pack_gguf": ("pack_gguf", "default", gguf_call),
     "packed_linear": ("packed_linear", "default", linear_call),
     "packed_embedding": ("packed_embedding", "default", embedding_call),
     "decode_step": ("decode_step", "default", step_call),

@@ -11,6 +11,7 @@ from fasttps import ops, reference
 from tests.support import errors
 from tests.support.attention import randn
 from tests.support.errors import assert_refused
+from tests.support.quantized import QUANTIZED, format_id, packed_weight
 
 OP = "packed_embedding"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -66,6 +67,15 @@ def test_nan_and_infinity_stay(device, dtype):
     ).cpu()
     assert out[0, 0].isnan() and out[0, 1] == float("inf") and out[1, 0] == float("-inf")
     assert out[1, 1] == 0 and out[1, 1].signbit()
+
+
+@pytest.mark.parametrize("case", QUANTIZED, ids=format_id)
+def test_quantized_rows(device, case, dtype):
+    named, weight = packed_weight(case, 35, 100)
+    ids = torch.tensor([[0, 34], [17, 15], [16, 3]])
+    arguments = {"ids": ids, **named, "cols": weight.size(1), "dtype": dtype}
+    out = device.call(OP, **device.arguments(arguments))
+    assert torch.equal(out.cpu(), weight[ids].to(dtype))
 
 
 def base():

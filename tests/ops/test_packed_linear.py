@@ -9,10 +9,12 @@ import torch
 from torch.nn import functional
 
 from fasttps import ops, reference
+from fasttps.reference import quantized
 from tests.support import errors
 from tests.support.accuracy import assert_accurate
 from tests.support.attention import randn
 from tests.support.errors import assert_refused, every_other
+from tests.support.quantized import QUANTIZED, ROUNDED, format_id, packed_weight
 
 OP = "packed_linear"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -130,6 +132,127 @@ def test_autocast_changes_nothing(device):
     expected = device.call(OP, **arguments)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(device.call(OP, **arguments), expected)
+
+
+@pytest.fixture(params=[False, True], ids=["float_activation", "int8_activation"])
+def int8_activation(request):
+    return request.param
+
+
+def check_quantized(device, x, named, weight, int8_activation, bias=None):
+    """Against float64 on what the weight was rounded to, and x where that is rounded too."""
+    arguments = {"x": x, **named, "int8_activation": int8_activation, "bias": bias}
+    out = device.call(OP, **device.arguments(arguments))
+    assert out.shape == (*x.shape[:-1], weight.size(0))
+    assert out.dtype == x.dtype and out.is_contiguous()
+    met = quantized.int8_activation(x) if int8_activation else x
+    exact = functional.linear(
+        met.double(), weight.double(), None if bias is None else bias.double()
+    )
+    same = functional.linear(met.float(), weight, None if bias is None else bias.float())
+    assert_accurate(out, exact, same.to(x.dtype))
+
+
+@pytest.mark.parametrize("case", QUANTIZED, ids=format_id)
+@pytest.mark.parametrize("rows, cols", [(1, 33), (7, 100), (17, 257), (40, 1000)])
+def test_quantized_sizes(device, case, int8_activation, rows, cols):
+    named, weight = packed_weight(case, rows, cols)
+    for tokens in (1, 3):
+        x = randn(5, tokens, weight.size(1))
+        check_quantized(device, x, named, weight, int8_activation)
+
+
+@pytest.mark.parametrize("case", QUANTIZED, ids=format_id)
+@pytest.mark.parametrize("tokens", [*range(1, 14), 64, 257])
+def test_quantized_tokens(device, case, int8_activation, tokens):
+    named, weight = packed_weight(case, 40, 100)
+    x = randn(5, tokens, weight.size(1), dtype=torch.bfloat16)
+    check_quantized(device, x, named, weight, int8_activation)
+
+
+@pytest.mark.parametrize("case", QUANTIZED, ids=format_id)
+def test_quantized_dtypes_and_biases(device, case, dtype, int8_activation):
+    named, weight = packed_weight(case, 19, 70)
+    x = randn(5, 2, 3, weight.size(1), dtype=dtype)
+    for bias in (randn(6, 19, dtype=dtype), randn(6, 19)):
+        check_quantized(device, x, named, weight, int8_activation, bias)
+
+
+@pytest.mark.parametrize("case", QUANTIZED, ids=format_id)
+def test_quantized_extremes(device, case, int8_activation):
+    """Every quant and every activation at its end: 16-bit sums of two products would saturate."""
+    named, weight = packed_weight(case, 16, 256)
+    x = torch.where(weight[:4] > 0, 1.0, -1.0)
+    check_quantized(device, torch.cat((x, -x)), named, weight, int8_activation)
+    check_quantized(device, torch.ones(1, weight.size(1)), named, weight, int8_activation)
+
+
+@pytest.mark.parametrize("case", QUANTIZED, ids=format_id)
+def test_quantized_tokens_do_not_meet(device, case, int8_activation):
+    """NaN and inf in one token show in its row and leave the others as they are."""
+    named, weight = packed_weight(case, 40, 100)
+    x = randn(5, 9, weight.size(1))
+    arguments = {"x": x, **named, "int8_activation": int8_activation}
+    clean = device.call(OP, **device.arguments(arguments)).cpu()
+    for token, poison in ((0, float("nan")), (4, float("inf")), (8, float("-inf"))):
+        x[token, 37] = poison
+    out = device.call(OP, **device.arguments(arguments)).cpu()
+    assert not out[[0, 4, 8]].isfinite().any() and out[0].isnan().all()
+    if int8_activation:
+        assert out[[4, 8]].isnan().all()
+    others = [1, 2, 3, 5, 6, 7]
+    assert torch.equal(out[others], clean[others])
+
+
+@pytest.mark.parametrize("case", ROUNDED, ids=format_id)
+def test_quantized_nan_in_a_weight_propagates(device, case, int8_activation):
+    weight = weight_of(50, 100, torch.float32)
+    weight[17, 99] = float("nan")
+    packed_format, group_size = case
+    options = {"format": int(packed_format), "group_size": group_size}
+    packed = reference.pack_weight(weight, **options)
+    arguments = {
+        "x": randn(5, 2, 100),
+        "packed": packed,
+        "rows": 50,
+        "int8_activation": int8_activation,
+        **options,
+    }
+    out = device.call(OP, **device.arguments(arguments))
+    assert out[:, 17].isnan().all()
+    assert out[:, [*range(17), *range(18, 50)]].isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-44, 1e-38, 1e30])
+def test_int8_activation_of_any_size(device, scale):
+    named, weight = packed_weight((ops.PackedFormat.INT8, 0), 20, 64)
+    x = randn(5, 2, 64) * scale
+    arguments = {"x": x, **named, "int8_activation": True}
+    out = device.call(OP, **device.arguments(arguments)).double().cpu()
+    exact = functional.linear(x.double(), weight.double())
+    assert (out - exact).abs().max() <= 0.02 * exact.abs().max() + 64 * 1e-44
+
+
+def quantized_base():
+    named, _ = packed_weight((ops.PackedFormat.INT4, 32), 18, 64)
+    return {"x": randn(5, 3, 64), **named, "int8_activation": True}
+
+
+QUANTIZED_WRONG = {
+    "no_group": {"group_size": 0},
+    "group_of_-1": {"group_size": -1},
+    "group_of_48": {"group_size": 48},
+    "another_group": {"group_size": 64},
+    "another_format": {"format": 5},
+    "q4_k": {"format": 7, "group_size": 0},
+    "wider_x": {"x": randn(5, 3, 96)},
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED_WRONG)
+def test_refuses_quantized(device_family, name):
+    arguments = device_family.arguments(quantized_base() | QUANTIZED_WRONG[name])
+    assert_refused(lambda: device_family.call(OP, **arguments), ValueError, OP, "packed")
 
 
 def base():

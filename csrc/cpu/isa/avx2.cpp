@@ -4,10 +4,19 @@
 
 #include "../kernel_table.h"
 #include "../kernels/half.h"
+#include "../kernels/one_quad.h"
 
 namespace {
 
+struct Int {  // eight lanes of 32 bits, or of four bytes
+  __m256i v;
+
+  static Int set(int32_t x) { return {_mm256_set1_epi32(x)}; }
+  static Int load(const void* p) { return {_mm256_loadu_si256(static_cast<const __m256i*>(p))}; }
+};
+
 struct Vec {
+  using Int = ::Int;
   static constexpr int64_t kLanes = 8;
   static constexpr bool kBf16Dot = false;
   __m256 v;
@@ -49,6 +58,12 @@ struct Vec {
   }
   void store_f16(uint16_t* p) const {
     store_128(p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  void store_i8(int8_t* p) const {
+    const __m256i words = _mm256_cvtps_epi32(v);
+    const __m128i halves =
+        _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(halves, halves));
   }
 
  private:
@@ -172,6 +187,31 @@ inline float reduce_max(Vec a) {
   __m128 x = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+
+inline Int operator&(Int a, Int b) { return {_mm256_and_si256(a.v, b.v)}; }
+inline Int operator|(Int a, Int b) { return {_mm256_or_si256(a.v, b.v)}; }
+template <int kBits>
+inline Int shift_left(Int a) {
+  return {_mm256_slli_epi32(a.v, kBits)};
+}
+template <int kBits>
+inline Int shift_right(Int a) {
+  return {_mm256_srli_epi32(a.v, kBits)};
+}
+inline Vec to_float(Int a) { return {_mm256_cvtepi32_ps(a.v)}; }
+// sum + the products of unsigned bytes of u with signed bytes of s. Even and odd bytes are widened
+// first: vpmaddubsw would saturate where two products leave 16 bits.
+inline Int dot_bytes(Int sum, Int u, Int s) {
+  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u.v, _mm256_set1_epi16(0xff)),
+                                         _mm256_srai_epi16(_mm256_slli_epi16(s.v, 8), 8));
+  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u.v, 8), _mm256_srai_epi16(s.v, 8));
+  return {_mm256_add_epi32(_mm256_add_epi32(sum.v, even), odd)};
+}
+// The same for u below 64, where vpmaddubsw is exact.
+inline Int dot_small_bytes(Int sum, Int u, Int s) {
+  const __m256i pairs = _mm256_maddubs_epi16(u.v, s.v);
+  return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
 }
 
 }  // namespace

@@ -4,10 +4,18 @@ namespace {
 using Vec = Avx512Vec<true>;
 
 // acc + odd products + even products of 16 pairs of bf16. Subnormals count as zero.
-inline Vec dot_bf16_pairs(Vec acc, const uint16_t* weights, uint32_t activation_pair) {
-  const __m512i a = _mm512_set1_epi32(static_cast<int>(activation_pair));
-  const __m512i w = _mm512_loadu_si512(weights);
-  return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(a))};
+inline Vec dot_bf16_pairs(Vec acc, Avx512Int weights, Avx512Int activations) {
+  return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(weights.v),
+                           reinterpret_cast<__m512bh>(activations.v))};
+}
+
+inline Vec to_float(Avx512Int a) { return {_mm512_cvtepi32_ps(a.v)}; }
+// sum + the products of unsigned bytes of u with signed bytes of s.
+inline Avx512Int dot_bytes(Avx512Int sum, Avx512Int u, Avx512Int s) {
+  return {_mm512_dpbusd_epi32(sum.v, u.v, s.v)};
+}
+inline Avx512Int dot_small_bytes(Avx512Int sum, Avx512Int u, Avx512Int s) {
+  return dot_bytes(sum, u, s);
 }
 }  // namespace
 

@@ -10,12 +10,32 @@
 
 #include "../kernel_table.h"
 #include "../kernels/half.h"
+#include "../kernels/one_quad.h"
 
 // The vector of both AVX-512 tables; kHasBf16Dot says whether vdpbf16ps may be used.
 namespace {
 
+struct Avx512Int {  // sixteen lanes of 32 bits, or of four bytes
+  __m512i v;
+
+  static Avx512Int set(int32_t x) { return {_mm512_set1_epi32(x)}; }
+  static Avx512Int load(const void* p) { return {_mm512_loadu_si512(p)}; }
+};
+
+inline Avx512Int operator&(Avx512Int a, Avx512Int b) { return {_mm512_and_si512(a.v, b.v)}; }
+inline Avx512Int operator|(Avx512Int a, Avx512Int b) { return {_mm512_or_si512(a.v, b.v)}; }
+template <int kBits>
+inline Avx512Int shift_left(Avx512Int a) {
+  return {_mm512_slli_epi32(a.v, kBits)};
+}
+template <int kBits>
+inline Avx512Int shift_right(Avx512Int a) {
+  return {_mm512_srli_epi32(a.v, kBits)};
+}
+
 template <bool kHasBf16Dot>
 struct Avx512Vec {
+  using Int = Avx512Int;
   static constexpr int64_t kLanes = 16;
   static constexpr bool kBf16Dot = kHasBf16Dot;
   __m512 v;
@@ -60,6 +80,9 @@ struct Avx512Vec {
   }
   void store_f16(uint16_t* p) const {
     store_256(p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  void store_i8(int8_t* p) const {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
   }
 
   friend Avx512Vec operator+(Avx512Vec a, Avx512Vec b) { return {_mm512_add_ps(a.v, b.v)}; }

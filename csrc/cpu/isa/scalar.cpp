@@ -2,10 +2,12 @@
 
 #include "../kernel_table.h"
 #include "../kernels/half.h"
+#include "../kernels/one_quad.h"
 
 namespace {
 
 struct Vec {
+  using Int = OneQuad;
   static constexpr int64_t kLanes = 1;
   static constexpr bool kBf16Dot = false;
   float v;
@@ -29,6 +31,7 @@ struct Vec {
   void store(float* p) const { *p = v; }
   void store_bf16(uint16_t* p) const { *p = f32_to_bf16(v); }
   void store_f16(uint16_t* p) const { *p = f32_to_f16(v); }
+  void store_i8(int8_t* p) const { *p = static_cast<int8_t>(v); }
 };
 
 inline Vec operator+(Vec a, Vec b) { return {a.v + b.v}; }
@@ -75,6 +78,16 @@ inline void interleave(Vec even, Vec odd, Vec& a, Vec& b) {
 }
 inline float reduce_add(Vec a) { return a.v; }
 inline float reduce_max(Vec a) { return a.v; }
+inline Vec to_float(OneQuad a) { return {static_cast<float>(static_cast<int32_t>(a.v))}; }
+// sum + the products of unsigned bytes of u with signed bytes of s.
+inline OneQuad dot_bytes(OneQuad sum, OneQuad u, OneQuad s) {
+  int32_t total = static_cast<int32_t>(sum.v);
+  for (int bits = 0; bits < 32; bits += 8) {
+    total += static_cast<int32_t>((u.v >> bits) & 0xff) * static_cast<int8_t>(s.v >> bits);
+  }
+  return OneQuad::set(total);
+}
+inline OneQuad dot_small_bytes(OneQuad sum, OneQuad u, OneQuad s) { return dot_bytes(sum, u, s); }
 
 }  // namespace
 

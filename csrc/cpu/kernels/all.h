@@ -9,11 +9,17 @@
 #include "kv_cache_update.h"
 #include "merge_attention.h"
 #include "pack_weight.h"
-#include "packed_embedding.h"
-#include "packed_linear.h"
 #include "prepare.h"
 //
+#include "packed_linear.h"
+#include "quantized_format.h"
+//
+#include "packed_embedding.h"
+#include "quantize_weight.h"
+#include "quantized_linear.h"
+//
 #include "gate_up_silu_mlp.h"
+#include "pack_gguf.h"
 #include "rope.h"
 #include "rope_attention_decode.h"
 
@@ -41,15 +47,24 @@ constexpr KernelTable kernel_table_for(const char* isa, uint32_t required_featur
       merge_attention<Vec>,
       rms_norm_row<Vec>,
       argmax_f32<Vec>,
-      {{packed_linear_kernels<FloatProduct<Vec, F32>>(),
-        packed_linear_kernels<FloatProduct<Vec, F32>>()},
-       {packed_linear_kernels<Bf16Product<Vec>>(), packed_linear_kernels<Bf16Product<Vec>>()},
-       {packed_linear_kernels<FloatProduct<Vec, F16>>(),
-        packed_linear_kernels<FloatProduct<Vec, F16>>()}},
+      {float_linear_kernels<F32Product<Vec>>(), float_linear_kernels<Bf16Product<Vec>>(),
+       float_linear_kernels<WidenedProduct<Vec, F16>>(),
+       quantized_linear_kernels<Vec, Int8Weight>(), quantized_linear_kernels<Vec, Int4Weight>(),
+       quantized_linear_kernels<Vec, Int4MinWeight>(),
+       quantized_linear_kernels<Vec, Int8GroupWeight>(), quantized_linear_kernels<Vec, Q4KWeight>(),
+       quantized_linear_kernels<Vec, Q6KWeight>()},
       {{prepare_f32<Vec, F32>, prepare_f32<Vec, Bf16>, prepare_f32<Vec, F16>},
-       {prepare_bf16<Vec, F32>, prepare_bf16<Vec, Bf16>, prepare_bf16<Vec, F16>}},
-      {unpack_row<F32>, unpack_row<Bf16>, unpack_row<F16>},
-      {pack_panel<uint32_t>, pack_panel<uint16_t>},
+       {prepare_bf16<Vec, F32>, prepare_bf16<Vec, Bf16>, prepare_bf16<Vec, F16>},
+       {prepare_int8<Vec, F32>, prepare_int8<Vec, Bf16>, prepare_int8<Vec, F16>}},
+      {unpack_row<F32>, unpack_row<Bf16>, unpack_row<F16>, unpack_quantized_row<Int8Weight>,
+       unpack_quantized_row<Int4Weight>, unpack_quantized_row<Int4MinWeight>,
+       unpack_quantized_row<Int8GroupWeight>, unpack_quantized_row<Q4KWeight>,
+       unpack_quantized_row<Q6KWeight>},
+      {pack_panel<uint32_t>, pack_panel<uint16_t>, pack_panel<uint16_t>, pack_int8_panel<Vec>,
+       pack_int4_panel<Vec, Int4Weight>, pack_int4_panel<Vec, Int4MinWeight>,
+       pack_int8_group_panel<Vec>},
+      {pack_gguf_panel<Q40Block>, pack_gguf_panel<Q41Block>, pack_gguf_panel<Q80Block>,
+       pack_gguf_panel<Q4KBlock>, pack_gguf_panel<Q6KBlock>},
       {unpack_panel<uint32_t>, unpack_panel<uint16_t>},
   };
 }

@@ -42,5 +42,16 @@ constexpr PackedLinearKernels packed_linear_kernels() {
   return {Product::kKind, linear<Product>, gate_up<Product>};
 }
 
+template <class Product>
+constexpr PackedLinearRow float_linear_kernels() {
+  return {{packed_linear_kernels<Product>(), packed_linear_kernels<Product>()}};
+}
+
+template <class Vec, class Weight>
+constexpr PackedLinearRow quantized_linear_kernels() {
+  return {{packed_linear_kernels<DequantizedProduct<Vec, Weight>>(),
+           packed_linear_kernels<Int8Product<Vec, Weight>>()}};
+}
+
 }  // namespace
 }  // namespace fasttps::cpu

@@ -8,17 +8,17 @@ template <class Bits>
 inline constexpr int64_t kRun = 4 / sizeof(Bits);  // columns that lie together
 
 template <class Bits>
-void pack_panel(const void* weight, int64_t row_stride, int64_t rows, int64_t cols, int64_t panel,
-                void* packed_panel) {
+void pack_panel(const PackPanelTask& task) {
   constexpr int64_t run = kRun<Bits>;
-  const auto* from = static_cast<const Bits*>(weight);
-  auto* to = static_cast<Bits*>(packed_panel);
-  for (int64_t col = 0; col < cols; col += run) {
+  const auto* from = static_cast<const Bits*>(task.weight);
+  auto* to = static_cast<Bits*>(task.packed_panel);
+  for (int64_t col = 0; col < task.cols; col += run) {
     for (int64_t r = 0; r < kPanelRows; ++r) {
-      const int64_t row = panel * kPanelRows + r;
+      const int64_t row = task.panel * kPanelRows + r;
       for (int64_t c = 0; c < run; ++c) {
-        const bool inside = row < rows && col + c < cols;
-        to[col * kPanelRows + r * run + c] = inside ? from[row * row_stride + col + c] : Bits{0};
+        const bool inside = row < task.rows && col + c < task.cols;
+        to[col * kPanelRows + r * run + c] =
+            inside ? from[row * task.row_stride + col + c] : Bits{0};
       }
     }
   }

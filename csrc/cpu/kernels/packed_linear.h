@@ -8,28 +8,58 @@ struct TileInput {
   int64_t panel_bytes;
   const char* activation;
   int64_t activation_bytes;
+  int64_t cols;
+  int64_t group_size;
 };
 
 // A product says how one format is multiplied with one kind of activation:
-//   kKind, kBlock         kind of activation; columns whose products are summed before they are
-//   added
-//                         to the total, so that the rounding error grows with kBlock + cols /
-//                         kBlock
-//   panel_bytes           of cols columns
-//   add<kPanels, kTokens> totals[token][panel][16] += columns [begin, end) . tokens; begin is a
-//                         multiple of kBlock
-// How many accumulators the registers of an instruction set hold:
-template <class Vec>
-inline constexpr int kAccumulators = Vec::kLanes == 16  ? 24
-                                     : Vec::kLanes == 8 ? 12
-                                                        : 16;
+//   kKind        the kind
+//   kBlock       columns whose products are summed before they are added to the total, so that the
+//                rounding error grows with kBlock + cols / kBlock
+//   panel_bytes  of so many columns
+//   kMostTokens  tokens that the registers have room for, by panels
+//   add<panels, tokens>
+//                totals[token][panel][16] += columns [begin, end) . tokens; begin is a multiple of
+//                kBlock
 
-// Sums of products of single columns or pairs of columns: Step::run adds kStep columns of one
-// vector of rows to one accumulator for each of kTokens tokens.
+// A strip is one vector of rows of a panel. Calls strips(panels, lane, totals) until all rows of
+// kPanels panels had their turn: AVX-512 takes two panels at once, so that an activation that was
+// spread over a register serves twice; shorter vectors have too few registers for that.
+template <class Vec, int kPanels, class Strips>
+inline void for_each_strip(const TileInput& in, float* totals, const Strips& strips) {
+  if constexpr (Vec::kLanes == kPanelRows) {
+    strips(in.panels, int64_t{0}, totals);
+  } else {
+    for (int p = 0; p < kPanels; ++p) {
+      for (int64_t lane = 0; lane < kPanelRows; lane += Vec::kLanes) {
+        strips(in.panels + p * in.panel_bytes, lane, totals + p * kPanelRows + lane);
+      }
+    }
+  }
+}
+template <class Vec, int kPanels>
+inline constexpr int kStrips = Vec::kLanes == kPanelRows ? kPanels : 1;
+
+// How far ahead of its use a stream of weights is fetched.
+inline constexpr int64_t kPrefetchBytes = 2048;
+
+template <int64_t kBytes>
+inline void prefetch(const void* p) {
+  for (int64_t i = 0; i < kBytes; i += 64) {
+    __builtin_prefetch(static_cast<const char*>(p) + kPrefetchBytes + i);
+  }
+}
+
+// Sums of products of single columns or pairs of columns. A step has kStep columns: of the weights
+// of one vector of rows (Weights), and of a token, spread over a register (Spread).
 template <class Step>
 struct SteppedProduct : Step {
   using Vec = typename Step::Vec;
   static constexpr int64_t kBlock = 128;
+  template <int kPanels>
+  static constexpr int kMostTokens = Vec::kLanes == 16  ? (kPanels == 2 ? 12 : 4)
+                                     : Vec::kLanes == 8 ? 8
+                                                        : 2;
 
   static int64_t panel_bytes(int64_t cols, int64_t /*group_size*/) {
     return cols * kPanelRows * static_cast<int64_t>(sizeof(typename Step::Panel));
@@ -37,32 +67,42 @@ struct SteppedProduct : Step {
 
   template <int kPanels, int kTokens>
   static void add(const TileInput& in, int64_t begin, int64_t end, float* totals) {
+    constexpr int strips = kStrips<Vec, kPanels>;
+    for_each_strip<Vec, kPanels>(in, totals, [&](const char* panel, int64_t lane, float* to) {
+      add_strips<strips, kTokens>(in, panel, lane, begin, end, to, kPanels * kPanelRows);
+    });
+  }
+
+  template <int strips, int kTokens>
+  static void add_strips(const TileInput& in, const char* panel, int64_t lane, int64_t begin,
+                         int64_t end, float* totals, int64_t token_stride) {
     using Panel = typename Step::Panel;
     using Activation = typename Step::Activation;
-    constexpr int kVecs = kPanelRows / Vec::kLanes;
-    constexpr int64_t kVecElements = Step::kStep * Vec::kLanes;
     // Few sums at once depend on each other too closely: columns then go to several in turn.
-    constexpr int kSums = kPanels * kVecs * kTokens;
+    constexpr int kSums = strips * kTokens;
     constexpr int kTurns = kSums >= 8 ? 1 : 8 / kSums;
-    const auto* panels = reinterpret_cast<const Panel*>(in.panels);
+    const auto* weights = reinterpret_cast<const Panel*>(panel) + lane * Step::kStep;
     const auto* x = reinterpret_cast<const Activation*>(in.activation);
     const int64_t panel_elements = in.panel_bytes / static_cast<int64_t>(sizeof(Panel));
     const int64_t x_stride = in.activation_bytes / static_cast<int64_t>(sizeof(Activation));
-    Vec acc[kTurns][kPanels][kVecs][kTokens];
+    Vec acc[kTurns][strips][kTokens];
     for (auto& turn : acc) {
-      for (auto& panel : turn) {
-        for (auto& vec : panel) {
-          for (Vec& sum : vec) sum = Vec::set(0.0f);
-        }
+      for (auto& strip : turn) {
+        for (Vec& sum : strip) sum = Vec::set(0.0f);
       }
     }
     const auto step = [&](int64_t col, auto& turn) {
-#pragma GCC unroll 2
-      for (int p = 0; p < kPanels; ++p) {
+      typename Step::Weights of_rows[strips];
+      for (int s = 0; s < strips; ++s) {
+        const Panel* at = weights + s * panel_elements + col * kPanelRows;
+        if constexpr (kTokens < 6) prefetch<64>(at);
+        of_rows[s] = Step::load(at);
+      }
 #pragma GCC unroll 16
-        for (int v = 0; v < kVecs; ++v) {
-          const Panel* panel = panels + p * panel_elements + col * kPanelRows + v * kVecElements;
-          Step::template run<kTokens>(panel, x + col, x_stride, turn[p][v]);
+      for (int m = 0; m < kTokens; ++m) {
+        const typename Step::Spread of_token = Step::spread(x + col + m * x_stride);
+        for (int s = 0; s < strips; ++s) {
+          turn[s][m] = Step::multiply(of_token, of_rows[s], turn[s][m]);
         }
       }
     };
@@ -72,43 +112,52 @@ struct SteppedProduct : Step {
       for (int t = 0; t < kTurns; ++t) step(col + t * Step::kStep, acc[t]);
     }
     for (; col < end; col += Step::kStep) step(col, acc[0]);
-    for (int p = 0; p < kPanels; ++p) {
-      for (int v = 0; v < kVecs; ++v) {
-        for (int m = 0; m < kTokens; ++m) {
-          float* total = totals + (m * kPanels + p) * kPanelRows + v * Vec::kLanes;
-          Vec sum = acc[0][p][v][m];
-          for (int t = 1; t < kTurns; ++t) sum = sum + acc[t][p][v][m];
-          (Vec::load(total) + sum).store(total);
-        }
+    for (int s = 0; s < strips; ++s) {
+      for (int m = 0; m < kTokens; ++m) {
+        float* total = totals + m * token_stride + s * kPanelRows;
+        Vec sum = acc[0][s][m];
+        for (int t = 1; t < kTurns; ++t) sum = sum + acc[t][s][m];
+        (Vec::load(total) + sum).store(total);
       }
     }
   }
 };
 
-template <class VecType, class ElementType>
-struct FloatStep {  // f32 activations; bf16 and f16 weights are widened in registers
+template <class VecType>
+struct F32Step {
   using Vec = VecType;
-  using Element = ElementType;
-  using Panel = typename Element::Storage;
+  using Panel = float;
   using Activation = float;
+  using Weights = Vec;
+  using Spread = Vec;
   static constexpr ActivationKind kKind = kActF32;
-  static constexpr int64_t kStep = 4 / sizeof(Panel);
+  static constexpr int64_t kStep = 1;
 
-  template <int kTokens>
-  static void run(const Panel* panel, const Activation* x, int64_t x_stride, Vec* acc) {
-    if constexpr (kStep == 1) {
-      const Vec weight = Vec::load(panel);
-#pragma GCC unroll 16
-      for (int m = 0; m < kTokens; ++m) acc[m] = fmadd(Vec::set(x[m * x_stride]), weight, acc[m]);
-    } else {
-      Vec even, odd;
-      Element::load_pairs(panel, even, odd);
-#pragma GCC unroll 16
-      for (int m = 0; m < kTokens; ++m) {
-        acc[m] = fmadd(Vec::set(x[m * x_stride]), even, acc[m]);
-        acc[m] = fmadd(Vec::set(x[m * x_stride + 1]), odd, acc[m]);
-      }
-    }
+  static Weights load(const Panel* p) { return Vec::load(p); }
+  static Spread spread(const Activation* x) { return Vec::set(*x); }
+  static Vec multiply(Spread x, Weights w, Vec sum) { return fmadd(x, w, sum); }
+};
+
+template <class VecType, class Element>
+struct WidenedStep {  // f32 activations; bf16 or f16 weights are widened in registers
+  using Vec = VecType;
+  using Panel = uint16_t;
+  using Activation = float;
+  struct Weights {
+    Vec even, odd;
+  };
+  using Spread = Weights;
+  static constexpr ActivationKind kKind = kActF32;
+  static constexpr int64_t kStep = 2;
+
+  static Weights load(const Panel* p) {
+    Weights w;
+    Element::load_pairs(p, w.even, w.odd);
+    return w;
+  }
+  static Spread spread(const Activation* x) { return {Vec::set(x[0]), Vec::set(x[1])}; }
+  static Vec multiply(const Spread& x, const Weights& w, Vec sum) {
+    return fmadd(x.odd, w.odd, fmadd(x.even, w.even, sum));
   }
 };
 
@@ -117,26 +166,28 @@ struct Bf16DotStep {  // bf16 activations, products summed by the dot instructio
   using Vec = VecType;
   using Panel = uint16_t;
   using Activation = uint16_t;
+  using Weights = typename Vec::Int;
+  using Spread = typename Vec::Int;
   static constexpr ActivationKind kKind = kActBf16;
   static constexpr int64_t kStep = 2;
 
-  template <int kTokens>
-  static void run(const Panel* panel, const Activation* x, int64_t x_stride, Vec* acc) {
-#pragma GCC unroll 16
-    for (int m = 0; m < kTokens; ++m) {
-      uint32_t pair;
-      __builtin_memcpy(&pair, x + m * x_stride, 4);
-      acc[m] = dot_bf16_pairs(acc[m], panel, pair);
-    }
+  static Weights load(const Panel* p) { return Vec::Int::load(p); }
+  static Spread spread(const Activation* x) {
+    int32_t pair;
+    __builtin_memcpy(&pair, x, 4);
+    return Vec::Int::set(pair);
   }
+  static Vec multiply(Spread x, Weights w, Vec sum) { return dot_bf16_pairs(sum, w, x); }
 };
 
+template <class Vec>
+using F32Product = SteppedProduct<F32Step<Vec>>;
 template <class Vec, class Element>
-using FloatProduct = SteppedProduct<FloatStep<Vec, Element>>;
+using WidenedProduct = SteppedProduct<WidenedStep<Vec, Element>>;
 
 template <class Vec, bool kDot>
 struct Bf16ProductOf {
-  using Product = FloatProduct<Vec, Bf16>;
+  using Product = WidenedProduct<Vec, Bf16>;
 };
 template <class Vec>
 struct Bf16ProductOf<Vec, true> {
@@ -157,7 +208,7 @@ inline void add_tiles(TileInput in, int64_t tokens, int64_t begin, int64_t end, 
     totals += kTokens * kPanels * kPanelRows;
   }
   if constexpr (kTokens > 1) {
-    constexpr int kFewer = kTokens > 8 ? 8 : kTokens > 4 ? 4 : kTokens / 2;
+    constexpr int kFewer = kTokens > 4 ? 4 : kPanels == 2 ? 1 : kTokens / 2;
     if (tokens > 0) add_tiles<Product, kPanels, kFewer>(in, tokens, begin, end, totals);
   }
 }
@@ -166,18 +217,21 @@ inline void add_tiles(TileInput in, int64_t tokens, int64_t begin, int64_t end, 
 // `panel` on.
 template <class Product, int kPanels, class Task, class Finish>
 inline void panel_products(const Task& task, int64_t panel, const Finish& finish) {
-  using Vec = typename Product::Vec;
-  constexpr int kMost = kAccumulators<Vec> / (kPanels * (kPanelRows / Vec::kLanes));
+  constexpr int kMost = Product::template kMostTokens<kPanels>;
   const int64_t panel_bytes = Product::panel_bytes(task.cols, task.group_size);
-  TileInput in{static_cast<const char*>(task.packed) + panel * panel_bytes, panel_bytes,
-               static_cast<const char*>(task.activation), task.activation_bytes};
+  TileInput in{static_cast<const char*>(task.packed) + panel * panel_bytes,
+               panel_bytes,
+               static_cast<const char*>(task.activation),
+               task.activation_bytes,
+               task.cols,
+               task.group_size};
   float totals[kTokenBlock * kPanels * kPanelRows];
   for (int64_t token = 0; token < task.tokens; token += kTokenBlock) {
     const int64_t left = task.tokens - token, tokens = left < kTokenBlock ? left : kTokenBlock;
     for (int64_t i = 0; i < tokens * kPanels * kPanelRows; ++i) totals[i] = 0.0f;
     for (int64_t begin = 0; begin < task.cols; begin += Product::kBlock) {
       const int64_t end = begin + Product::kBlock < task.cols ? begin + Product::kBlock : task.cols;
-      add_tiles < Product, kPanels, kMost<1 ? 1 : kMost>(in, tokens, begin, end, totals);
+      add_tiles<Product, kPanels, kMost>(in, tokens, begin, end, totals);
     }
     finish(token, tokens, totals);
     in.activation += tokens * task.activation_bytes;

@@ -42,9 +42,9 @@ PackedMatrix matrix(const at::Tensor& packed, PackedFormat format, int64_t rows,
   m.kernels = &kernels().packed_linear[m.format][int8_activation ? 1 : 0];
   m.rows = rows;
   m.cols = cols;
-  m.cols_padded = packed_cols(format, cols);
+  m.cols_padded = packed_cols(format, cols, group_size);
   m.group_size = group_size;
-  m.panel_bytes = halves * packed_panel_bytes(format, cols);
+  m.panel_bytes = halves * packed_panel_bytes(format, cols, group_size);
   m.panels = packed_panels(rows);
   return m;
 }

@@ -23,7 +23,7 @@ at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& packed, int64_t 
   if (shape.tokens == 0) return out;
   const at::Tensor tokens_of_x = at::reshape(x, {shape.tokens, shape.cols});
   const PackedLinearKernels& table = kernels().packed_linear[format][int8_activation ? 1 : 0];
-  const int64_t cols = packed_cols(shape.format, shape.cols);
+  const int64_t cols = packed_cols(shape.format, shape.cols, group_size);
   const int64_t block = std::min(kHeldTokens, shape.tokens);
   Activations activations(table.kind, block, shape.cols, cols);
   const std::vector<float> bias_f32 = padded_bias(bias, rows);
@@ -33,7 +33,7 @@ at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& packed, int64_t 
     activations.prepare(element(tokens_of_x, token * stride), element_type(x), stride, tokens);
     void* out_rows = mutable_element(out, token * rows);
     for_panel_ranges(
-        packed_panels(rows), packed_panel_bytes(shape.format, shape.cols),
+        packed_panels(rows), packed_panel_bytes(shape.format, shape.cols, group_size),
         [&](int64_t begin, int64_t end) {
           table.linear({activations.data(), activations.row_bytes(), tokens, cols, group_size,
                         packed.const_data_ptr(), begin, end, data_or_null(bias_f32), false,

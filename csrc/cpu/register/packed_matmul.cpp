@@ -1,9 +1,15 @@
 #include "packed_matmul.h"
 
-#include "../../ops/packed_format.h"
 #include "../element_type.h"
+#include "../huge_pages.h"
 
 namespace fasttps::cpu {
+
+at::Tensor empty_packed_in_huge_pages(const at::Tensor& like, const PackedShape& shape) {
+  at::Tensor packed = empty_packed(like, shape);
+  prefer_huge_pages(packed.mutable_data_ptr(), packed.numel());
+  return packed;
+}
 
 std::vector<float> padded_bias(const std::optional<at::Tensor>& bias, int64_t size) {
   if (!bias) return {};

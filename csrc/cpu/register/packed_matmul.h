@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "../../ops/pack_weight.h"
 #include "../dispatch.h"
 #include "../panel_split.h"
 
@@ -22,6 +23,9 @@ void for_panel_ranges(int64_t panels, int64_t panel_bytes, const Run& run) {
     run(panel_range(panels, begin, parts).begin, panel_range(panels, end - 1, parts).end);
   });
 }
+
+// Memory for a packed weight in huge pages where the system has them; not yet touched.
+at::Tensor empty_packed_in_huge_pages(const at::Tensor& like, const PackedShape& shape);
 
 // A bias in f32, zero up to whole panels; empty if there is none.
 std::vector<float> padded_bias(const std::optional<at::Tensor>& bias, int64_t size);

@@ -22,11 +22,11 @@ def packed_embedding(
 
     Args:
         ids: [...], int64 or int32, 0 <= id < rows.
-        packed: uint8 from `pack_weight`.
+        packed: uint8 from `pack_weight` or `pack_gguf`.
         format: the `PackedFormat` of `packed`.
         rows, cols: of the weight.
         dtype: of the result: float32, bfloat16 or float16.
-        group_size: 0; these formats have no groups.
+        group_size: as it was packed.
 
     Returns:
         [..., cols], contiguous.

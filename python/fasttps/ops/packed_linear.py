@@ -21,12 +21,14 @@ def packed_linear(
     """x W^T + bias, where `packed` holds W [rows, cols].
 
     Args:
-        x: [..., cols] in the format's dtype, with a dense last dimension.
-        packed: uint8 from `pack_weight`.
+        x: [..., cols] in the format's dtype, or any float dtype where the format is quantised,
+            with a dense last dimension.
+        packed: uint8 from `pack_weight` or `pack_gguf`.
         format: the `PackedFormat` of `packed`.
         rows: of the weight.
-        group_size: 0; these formats have no groups.
-        int8_activation: round x to int8, 32 columns at a time; False for these formats.
+        group_size: as it was packed.
+        int8_activation: round x to int8, 32 columns at a time: faster where the CPU has byte
+            products. Quantised formats only.
         bias: [rows], of x's dtype or float32.
 
     Returns:

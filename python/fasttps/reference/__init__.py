@@ -9,6 +9,7 @@ from .decode_step import decode_step
 from .gate_up_silu_mlp import gate_up_silu_mlp
 from .kv_cache_update import kv_cache_update_
 from .merge_attention import merge_attention
+from .pack_gguf import pack_gguf
 from .pack_weight import (
     LAYOUT_VERSION,
     pack_gate_up,
@@ -28,6 +29,7 @@ __all__ = [
     "kv_cache_update_",
     "merge_attention",
     "pack_gate_up",
+    "pack_gguf",
     "pack_weight",
     "packed_embedding",
     "packed_linear",
