@@ -79,16 +79,18 @@ def test_a_part_that_is_not_patched(tmp_path):
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
 
-def test_rounded_weights_come_back_rounded(tmp_path):
+@pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
+def test_rounded_weights_come_back_rounded(tmp_path, weights):
     """And weights that are loaded into them are rounded again."""
     model, other = tiny_llama(0), tiny_llama(1)
-    fasttps.save(fasttps.patch(model, "bf16"), tmp_path)
+    options = {"group_size": 64} if weights == "int4" else {}
+    fasttps.save(fasttps.patch(model, weights, lm_head="int8", **options), tmp_path)
     loaded = fasttps.load(tmp_path)
     assert torch.equal(logits(loaded, prompt(2, 9)), logits(model, prompt(2, 9)))
     loaded.load_state_dict(other.state_dict())
     packed = loaded.model.layers[0].self_attn.q_proj.packed_weight
-    assert packed.format == fasttps.ops.PackedFormat.BF16
-    fasttps.patch(other, "bf16")
+    assert packed.format.name == weights.upper()
+    fasttps.patch(other, weights, lm_head="int8", **options)
     assert torch.equal(logits(loaded, prompt(2, 9)), logits(other, prompt(2, 9)))
 
 

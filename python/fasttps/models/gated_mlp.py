@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fasttps.models.obstacles import linear_obstacle, runs_more
 from fasttps.models.packed_module import (
-    EXACT,
     PackedModule,
     PackedTensor,
     Slot,
@@ -84,8 +83,8 @@ class FusedGatedMLP(PackedModule):
         kind, dtype = packed[_GATE_UP], x.dtype
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
-            x = x.to(kind.format.dtype if kind.format in EXACT else dtype)
-        elif kind.format in EXACT and kind.format.dtype != weight.dtype:
+            x = x.to(dtype if kind.format.is_quantized else kind.format.dtype)
+        elif not kind.format.is_quantized and kind.format.dtype != weight.dtype:
             x = x.to(kind.format.dtype)
         out = self._run(x, packed)
         return out if out.dtype == dtype else out.to(dtype)
@@ -108,7 +107,7 @@ class FusedGatedMLP(PackedModule):
             gate_bias=self._owner(gate)._parameters["bias"],
             up_bias=self._owner(up)._parameters["bias"],
             down_bias=self._owner(last)._parameters["bias"],
-            **({"int8_activation": True} if gate_up.int8_activation else {}),
+            int8_activation=gate_up.int8_activation,
         )
 
     @property

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fasttps.models.fused_module import FusedModule, ReadOriginal
 from fasttps.models.obstacles import linear_obstacle, weight_obstacle
 from fasttps.models.packed_module import (
-    EXACT,
     PackedModule,
     PackedTensor,
     Slot,
@@ -58,8 +57,8 @@ class PackedLinear(PackedModule, nn.Linear):
         dtype = input.dtype
         if torch.is_autocast_enabled(input.device.type):
             dtype = torch.get_autocast_dtype(input.device.type)
-            input = input.to(kind.format.dtype if kind.format in EXACT else dtype)
-        elif kind.format in EXACT and kind.format.dtype != weight.dtype:
+            input = input.to(dtype if kind.format.is_quantized else kind.format.dtype)
+        elif not kind.format.is_quantized and kind.format.dtype != weight.dtype:
             input = input.to(kind.format.dtype)
         out = _packed_linear(
             input,

@@ -17,11 +17,6 @@ from fasttps.models.fused_module import FusedModule, ReadOriginal
 from fasttps.models.obstacles import return_freed_memory
 from fasttps.models.patch_options import Options
 
-# Formats that hold float weights as they are, and formats with groups of columns.
-EXACT = frozenset((ops.PackedFormat.F32, ops.PackedFormat.BF16, ops.PackedFormat.F16))
-GROUPED = frozenset(kind for kind in ops.PackedFormat if kind.name in ("INT4", "INT4_MIN"))
-
-
 _epoch = 0
 
 
@@ -213,8 +208,8 @@ class PackedModule(FusedModule):
         weights = [self._weight(name) for name in slot.names]
         first = weights[0]
         kind = packing.format_of(first.dtype)
-        group_size = packing.group_size if kind in GROUPED else 0
-        exact = kind in EXACT
+        group_size = packing.group_size
+        exact = not kind.is_quantized
         with torch.inference_mode(first.is_inference()):
             values = [weight.data for weight in weights]
             if exact and kind.dtype != first.dtype:
@@ -242,7 +237,7 @@ class PackedModule(FusedModule):
                     rows,
                     cols,
                     exact,
-                    int8_activation=packing.int8_activation and kind not in EXACT,
+                    int8_activation=packing.int8_activation and kind.is_quantized,
                     inference=first.is_inference(),
                 ),
             )
@@ -372,10 +367,9 @@ def _pack_after_load(module: PackedModule, incompatible_keys: object) -> None:
 
 
 def _pack(values: list[Tensor], kind: ops.PackedFormat, group_size: int) -> Tensor:
-    grouping: Any = {"group_size": group_size} if group_size else {}
     if len(values) == 1:
-        return ops.pack_weight(*values, format=kind, **grouping)
-    return ops.pack_gate_up(*values, format=kind, **grouping)
+        return ops.pack_weight(*values, format=kind, group_size=group_size)
+    return ops.pack_gate_up(*values, format=kind, group_size=group_size)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -11,12 +11,12 @@ from fasttps import ops
 
 PARTS = ("attention", "mlp", "lm_head")
 WEIGHTS = {
-    name: ops.PackedFormat[name.upper()]
-    for name in ("bf16", "int8", "int4")
-    if name.upper() in ops.PackedFormat.__members__
+    "bf16": ops.PackedFormat.BF16,
+    "int8": ops.PackedFormat.INT8,
+    "int4": ops.PackedFormat.INT4,
 }
 KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8}
-GROUP_SIZES = (32, 64, 128)
+GROUP_SIZES = ops.PackedFormat.INT4.group_sizes
 DEFAULT_GROUP_SIZE = 32
 
 
