@@ -66,20 +66,36 @@ struct AttentionTask {
   // comes times scale * log2(e), or times scale / softcap with softcap_log2 = softcap * log2(e).
   float softcap_log2;
 
+  // > 0: query / bf16_factor may be rounded to bf16, since activations are bf16, and weights too.
+  // 0: they may not.
+  float bf16_factor;
+
   float* max;         // [rows], starts at -inf
   float* sum;         // [rows], starts at 0
   float* out;         // [rows, padded_dim], starts at 0
   uint8_t* attended;  // [rows], set to 1 for a row that could see a position
-  float* scratch;     // attention_scratch_floats(padded_dim)
+  float* scratch;     // attention_scratch_floats(padded_dim, rows)
 };
 
-// f32 elements of AttentionTask::scratch for tasks of up to `rows` rows, enough for either kernel.
-constexpr int64_t attention_scratch_floats(int64_t padded_dim, int64_t rows = kMaxQueryRows) {
+// f32 elements of AttentionTask::scratch for tasks of up to `rows` rows: for rope_attention_decode,
+// for either of the causal_prefill kernels, for all.
+constexpr int64_t decode_scratch_floats(int64_t padded_dim, int64_t rows = kMaxQueryRows) {
+  const int64_t rounded = (rows + 3) / 4 * 4;
+  return 2 * rounded * (padded_dim + 16)  // query and output in chunks
+         + 16 * rounded                   // sums
+         + 6 * kKeyBlock;                 // weights of four rows, scales
+}
+constexpr int64_t prefill_scratch_floats(int64_t padded_dim, int64_t rows = kMaxQueryRows) {
   const int64_t columns = (rows + 15) / 16 * 16;
-  return 2 * columns * (padded_dim + 16)  // query and output in the kernel's own order
-         + 2 * kKeyBlock * padded_dim     // keys and values in f32
-         + (kKeyBlock + 16) * columns     // scores, sums
-         + 6 * kKeyBlock + 4 * columns;   // weights, scales, running state
+  return 2 * columns * padded_dim       // query and output, transposed
+         + 2 * kKeyBlock * padded_dim   // keys and values, converted
+         + 3 * kKeyBlock / 2 * columns  // scores, weights as bf16
+         + 3 * columns + 16;            // running state, alignment
+}
+constexpr int64_t attention_scratch_floats(int64_t padded_dim, int64_t rows = kMaxQueryRows) {
+  const int64_t decode = decode_scratch_floats(padded_dim, rows);
+  const int64_t prefill = prefill_scratch_floats(padded_dim, rows);
+  return decode > prefill ? decode : prefill;
 }
 
 // RoPE of one row: out[j] = x[j] * cos[j] + rotate(x)[j] * sin[j] for j < rotary_dim, x[j] beyond.
@@ -202,6 +218,8 @@ struct KernelTable {
   // By ElementType of the cache.
   void (*rope_attention_decode[kCacheTypes])(const AttentionTask& task);
   void (*causal_prefill[kCacheTypes])(const AttentionTask& task);
+  // With vdpbf16ps where the table, the cache type and AttentionTask::bf16_factor allow it.
+  void (*causal_prefill_bf16[kCacheTypes])(const AttentionTask& task);
 
   // out[i] = sum over parts of weights[p] * rows[p][i].
   void (*merge_attention)(const float* const* rows, const float* weights, int64_t parts, float* out,

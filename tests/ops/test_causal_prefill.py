@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fasttps import isa
 from tests.support.attention import attention_inputs, probe_means, randn, uniform_probe
 from tests.support.attention_checks import check_attention, run
 
@@ -28,6 +29,19 @@ def prompt(new_tokens, past=0, **options):
 @pytest.mark.parametrize("new_tokens", [31, 32, 33, 63, 64, 65, 127, 128, 129, 200])
 def test_prompts_around_tile_edges(device, dtype, new_tokens):
     check_attention(device, OP, prompt(new_tokens, dtype=dtype))
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["", "int8"])
+@pytest.mark.parametrize("head_dim", [20, 32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("product", ["dpbf16", "fma"])
+def test_ways_to_multiply_bf16(device, product, head_dim, int8):
+    if product not in isa.bf16_products():
+        pytest.skip(f"this CPU does not run {product}")
+    with isa.bf16_product_forced(product):
+        inputs = prompt(
+            130, 70, dtype=torch.bfloat16, head_dim=head_dim, rotary_dim=head_dim, int8=int8
+        )
+        check_attention(device, OP, inputs)
 
 
 @pytest.mark.parametrize("past", [1, 31, 63, 64, 65, 200])

@@ -40,6 +40,14 @@ struct Avx512Vec {
   static constexpr bool kBf16Dot = kHasBf16Dot;
   __m512 v;
 
+  // 16 pairs of bf16, one a 32-bit lane, the first in its low half.
+  struct Pairs {
+    __m512i v;
+    static Pairs load(const uint32_t* p) { return {_mm512_loadu_si512(p)}; }
+    static Pairs set(uint32_t pair) { return {_mm512_set1_epi32(static_cast<int>(pair))}; }
+    void store(uint32_t* p) const { _mm512_storeu_si512(p, v); }
+  };
+
   static Avx512Vec set(float x) { return {_mm512_set1_ps(x)}; }
   static Avx512Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
   static Avx512Vec load_bf16(const uint16_t* p) {

@@ -5,6 +5,7 @@
 //
 #include "attention.h"
 #include "causal_prefill.h"
+#include "causal_prefill_bf16.h"
 #include "decode_step.h"
 #include "kv_cache_update.h"
 #include "merge_attention.h"
@@ -44,6 +45,8 @@ constexpr KernelTable kernel_table_for(const char* isa, uint32_t required_featur
        rope_attention_decode<Vec, F16>, rope_attention_decode<Vec, Int8>},
       {causal_prefill<Vec, F32>, causal_prefill<Vec, Bf16>, causal_prefill<Vec, F16>,
        causal_prefill<Vec, Int8>},
+      {causal_prefill<Vec, F32>, causal_prefill_bf16<Vec, Bf16>, causal_prefill<Vec, F16>,
+       causal_prefill_bf16<Vec, Int8>},
       merge_attention<Vec>,
       rms_norm_row<Vec>,
       argmax_f32<Vec>,

@@ -77,10 +77,6 @@ std::vector<RowBlock> AttentionCall::row_blocks() const {
   return blocks;
 }
 
-int64_t AttentionCall::scratch_floats() const {
-  return kMaxQueryRows * padded_dim_ + attention_scratch_floats(padded_dim_);
-}
-
 RowState AttentionCall::start_state(float* memory, int64_t rows) const {
   RowState state{memory, memory + rows, memory + 2 * rows, nullptr};
   state.attended = reinterpret_cast<uint8_t*>(state.out + rows * padded_dim_);
@@ -93,12 +89,24 @@ RowState AttentionCall::start_state(float* memory, int64_t rows) const {
 
 void AttentionCall::load_query(const RowBlock& block, float* query) const {
   const at::Tensor& q = args_.query;
+  const auto* base = static_cast<const char*>(q.const_data_ptr());
+  const int64_t row_bytes = shape_.head_dim * q.element_size();
+  const auto query_row = [&, batch_offset = block.batch * q.stride(0), token_stride = q.stride(1),
+                          head_stride = q.stride(2), bytes = q.element_size()](int64_t row) {
+    return base +
+           (batch_offset + token_of(row) * token_stride + head_of(block, row) * head_stride) *
+               bytes;
+  };
+  // Rows of one head lie far apart: all are asked for before the first is waited for.
+  for (int64_t r = 0; block.rows > 4 && r < block.rows; ++r) {
+    for (int64_t i = 0; i < row_bytes; i += 64) {
+      __builtin_prefetch(query_row(block.first_row + r) + i);
+    }
+  }
   for (int64_t r = 0; r < block.rows; ++r) {
     const int64_t row = block.first_row + r, token = token_of(row);
     float* out = query + r * padded_dim_;
-    kernels_.rope_row[element_type(q)]({element(q, block.batch * q.stride(0) + token * q.stride(1) +
-                                                       head_of(block, row) * q.stride(2)),
-                                        rope_.cos_row(block.batch, token),
+    kernels_.rope_row[element_type(q)]({query_row(row), rope_.cos_row(block.batch, token),
                                         rope_.sin_row(block.batch, token), rope_.rotary_dim,
                                         shape_.head_dim, rope_.interleaved, query_factor_, out});
     std::fill(out + shape_.head_dim, out + padded_dim_, 0.0f);
@@ -154,7 +162,8 @@ void AttentionCall::attend(const RowBlock& block, int64_t begin, int64_t end,
   task.sum = state.sum;
   task.out = state.out;
   task.attended = state.attended;
-  task.scratch = scratch + kMaxQueryRows * padded_dim_;
+  task.bf16_factor = is_bf16() ? query_factor_ : 0.0f;
+  task.scratch = scratch + block.rows * padded_dim_;
   // A ring is walked in runs of slots that lie behind each other.
   while (begin < end) {
     const int64_t slot = args_.ring ? begin % shape_.max_seq_len : begin;
@@ -166,36 +175,44 @@ void AttentionCall::attend(const RowBlock& block, int64_t begin, int64_t end,
   }
 }
 
-void AttentionCall::finish(const RowBlock& block, const std::vector<RowState>& parts) const {
+void AttentionCall::finish(const RowBlock& block, const RowState* parts, size_t part_count) const {
   const auto& [out, lse] = result_;
-  std::vector<const float*> rows(parts.size());
-  std::vector<float> weights(parts.size());
-  std::vector<float> merged(static_cast<size_t>(padded_dim_));
+  const bool split = part_count > 1;
+  std::vector<const float*> rows(split ? part_count : 0);
+  std::vector<float> weights(split ? part_count : 0);
+  std::vector<float> merged(split ? static_cast<size_t>(padded_dim_) : 0);
   for (int64_t r = 0; r < block.rows; ++r) {
     const int64_t row = block.first_row + r, token = token_of(row), head = head_of(block, row);
     const float sink = sinks_log2_.empty() ? kMinusInf : sinks_log2_[head];
     bool attended = false;
     float max = sink;
-    for (const RowState& part : parts) {
-      attended |= part.attended[r] != 0;
-      max = std::max(max, part.max[r]);
+    for (size_t p = 0; p < part_count; ++p) {
+      attended |= parts[p].attended[r] != 0;
+      max = std::max(max, parts[p].max[r]);
     }
     const float shift = max == kMinusInf ? 0.0f : max;
     float sum = sinks_log2_.empty() ? 0.0f : std::exp2(sink - shift);
-    for (size_t p = 0; p < parts.size(); ++p) {
-      weights[p] = std::exp2(parts[p].max[r] - shift);
-      sum += weights[p] * parts[p].sum[r];
-      rows[p] = parts[p].out + r * padded_dim_;
-    }
-    const float* unscaled = rows[0];
-    float factor = weights[0] / sum;
-    if (parts.size() > 1) {
-      kernels_.merge_attention(rows.data(), weights.data(), static_cast<int64_t>(parts.size()),
+    const float* unscaled = parts[0].out + r * padded_dim_;
+    float factor;
+    if (split) {
+      for (size_t p = 0; p < part_count; ++p) {
+        weights[p] = std::exp2(parts[p].max[r] - shift);
+        sum += weights[p] * parts[p].sum[r];
+        rows[p] = parts[p].out + r * padded_dim_;
+      }
+      kernels_.merge_attention(rows.data(), weights.data(), static_cast<int64_t>(part_count),
                                merged.data(), shape_.head_dim);
       unscaled = merged.data();
       factor = 1.0f / sum;
+    } else {
+      factor = std::exp2(parts[0].max[r] - shift);
+      sum += factor * parts[0].sum[r];
+      factor /= sum;
     }
-    float lse_value = static_cast<float>((shift + std::log2(static_cast<double>(sum))) * kLn2);
+    float lse_value = 0.0f;
+    if (lse.defined()) {
+      lse_value = static_cast<float>((shift + std::log2(static_cast<double>(sum))) * kLn2);
+    }
     if (!attended) {  // the state is still at its start: 0
       factor = 0.0f;
       lse_value = static_cast<float>(sink * kLn2);

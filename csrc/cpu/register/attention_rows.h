@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -39,11 +40,19 @@ class AttentionCall {
   int64_t padded_dim() const { return padded_dim_; }
   const AttentionShape& shape() const { return shape_; }
 
-  // f32 elements that `attend` needs to work in.
-  int64_t scratch_floats() const;
-  // f32 elements of the state of `rows` rows, and the state laid over them, at its start.
-  int64_t state_floats(int64_t rows) const { return rows * (padded_dim_ + 3); }
+  // Rows of the largest block.
+  int64_t block_rows() const { return std::min(kMaxQueryRows, shape_.new_tokens * group_); }
+  // f32 elements that `attend` needs to work in: the query's rows, and those of the kernel.
+  int64_t scratch_floats(int64_t kernel_scratch_floats) const {
+    return block_rows() * padded_dim_ + kernel_scratch_floats;
+  }
+  // f32 elements of the state of a block's rows, and the state laid over them, at its start.
+  int64_t state_floats() const { return block_rows() * (padded_dim_ + 3); }
   RowState start_state(float* memory, int64_t rows) const;
+
+  // Whether query and weights may be rounded to bf16: out is. With lse, out is f32 and exact to it,
+  // so that splits merge to one pass.
+  bool is_bf16() const { return std::get<0>(result_).scalar_type() == at::kBFloat16; }
 
   // Adds positions [begin, end) to the state, by `kernel` (a row of the table, by cache type).
   void attend(const RowBlock& block, int64_t begin, int64_t end,
@@ -51,7 +60,7 @@ class AttentionCall {
               float* scratch) const;
 
   // Merges the states of one block's parts (paper 004), adds the sink, writes out and lse.
-  void finish(const RowBlock& block, const std::vector<RowState>& parts) const;
+  void finish(const RowBlock& block, const RowState* parts, size_t part_count) const;
 
  private:
   void load_query(const RowBlock& block, float* query) const;

@@ -57,11 +57,13 @@ AttentionResult rope_attention_decode(const AttentionArgs& args, bool with_lse) 
   const Split split = split_evenly(blocks, total, parts);
 
   const int64_t part_count = static_cast<int64_t>(split.part_ends.size());
-  const int64_t state_floats = call.state_floats(kMaxQueryRows);
+  const int64_t state_floats = call.state_floats();
+  const int64_t scratch_floats =
+      call.scratch_floats(decode_scratch_floats(call.padded_dim(), call.block_rows()));
   const auto states = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(state_floats) *
                                                               split.segments.size());
-  const auto scratch = std::make_unique_for_overwrite<float[]>(
-      static_cast<size_t>(call.scratch_floats() * part_count));
+  const auto scratch =
+      std::make_unique_for_overwrite<float[]>(static_cast<size_t>(scratch_floats * part_count));
   std::vector<RowState> done(split.segments.size());
   const auto whole = [&](const Segment& s) {
     return s.begin == blocks[s.block].begin && s.end == blocks[s.block].end;
@@ -73,18 +75,16 @@ AttentionResult rope_attention_decode(const AttentionArgs& args, bool with_lse) 
         const RowBlock& block = blocks[segment.block];
         done[i] = call.start_state(states.get() + i * state_floats, block.rows);
         call.attend(block, segment.begin, segment.end, kernels().rope_attention_decode, done[i],
-                    scratch.get() + part * call.scratch_floats());
-        if (whole(segment)) call.finish(block, {done[i]});
+                    scratch.get() + part * scratch_floats);
+        if (whole(segment)) call.finish(block, &done[i], 1);
       }
     }
   });
   for (size_t i = 0; i < split.segments.size();) {
-    std::vector<RowState> parts_of_block;
     const Segment& segment = split.segments[i];
-    for (; i < split.segments.size() && split.segments[i].block == segment.block; ++i) {
-      parts_of_block.push_back(done[i]);
-    }
-    if (!whole(segment)) call.finish(blocks[segment.block], parts_of_block);
+    const size_t first = i;
+    while (i < split.segments.size() && split.segments[i].block == segment.block) ++i;
+    if (!whole(segment)) call.finish(blocks[segment.block], &done[first], i - first);
   }
   return call.result();
 }
