@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import pytest
 import torch
 
-from fasttps import ops
+from fasttps import ops, reference
 from tests.support import errors
 from tests.support.accuracy import assert_accurate
 from tests.support.attention import randn
@@ -118,6 +119,47 @@ def test_int8_caches(device):
     assert (out.cpu() - exact).abs().max() < 0.02 * exact.abs().max()
     for name in ("k_scales", "v_scales"):
         assert all(bool((scale > 0).all()) for scale in arguments[name])
+
+
+INT8, INT4, INT4_MIN = 3, 4, 5
+QUANTIZED = {
+    "int8": ([INT8] * 7, 0),
+    "int4": ([INT4] * 7, 32),
+    "int4_128": ([INT4] * 7, 128),
+    "int4_min": ([INT4_MIN] * 7, 64),
+    # As in GGUF files, whose matrices differ in type; f32 beside them takes no int8 activations.
+    "mixed": ([INT4, 0, INT8, INT4_MIN, INT4, INT8, INT4], 32),
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_quantized_weights(device, name, batch):
+    """Against float64 on the weights that the packed ones stand for."""
+    formats, group_size = QUANTIZED[name]
+    decoder = Decoder(formats=formats, group_size=group_size, hidden_size=64)
+    check(device, decoder, decoder.arguments(token_ids(batch, 1, decoder), 7, ends=True))
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("batch", [1, 9])
+def test_int8_activations(device, name, batch):
+    """Against the twin, which rounds to the same steps: a tie may fall either way, by one step.
+
+    A step is 1/254 of the largest of 32 activations, and a sum of 40 products hides it but for
+    a few hundredths; rounded activations at all move the result by more than float ones do.
+    """
+    formats, group_size = QUANTIZED[name]
+    decoder = Decoder(formats=formats, group_size=group_size, hidden_size=64)
+    arguments = decoder.arguments(token_ids(batch, 1, decoder), 7, ends=True)
+    arguments["int8_activation"] = True
+    exact = reference.decode_step(**copy.deepcopy(arguments)).double()
+    out = device.call(OP, **device.arguments(arguments)).double().cpu()
+    largest = float(exact.abs().max())
+    assert float((out - exact).abs().max()) < 0.02 * largest
+    float_activations = decoder.in_torch(arguments, torch.float64)
+    assert float((out - float_activations).abs().max()) < 0.1 * largest
+    assert not torch.allclose(out, float_activations, rtol=0, atol=1e-4 * largest)
 
 
 def test_writes_the_new_rows_and_nothing_else(device, dtype):

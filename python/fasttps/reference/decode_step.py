@@ -119,6 +119,7 @@ def decode_step(
             intermediate_size=intermediate_size,
             gate_up_group_size=group_sizes[gate_up],
             down_group_size=group_sizes[down],
+            int8_activation=int8_activation,
             activation=activation,
             gate_bias=bias(layer, 4),
             up_bias=bias(layer, 5),
