@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from peers.venv import Venv
 
+WARM_UP_TOKENS = 2
+
 
 @dataclass(frozen=True)
 class Job:
@@ -166,6 +168,9 @@ class SteppingPeer(Peer):
             piece = ids[begin : begin + self.PIECE]
             self.token = self.extend(piece)
             self.ids += piece
+        if len(ids) - kept > 1:  # new here: what single tokens need is made, or compiled, now
+            self.timed_decode(WARM_UP_TOKENS)
+            return self.go_to(ids)
         return len(ids)
 
     def decode(self, count: int) -> list[int]:
