@@ -15,7 +15,7 @@ import torch
 import fasttps
 from fasttps.models.obstacles import return_freed_memory
 from tests.support.command import process_environment
-from tests.support.llama import generate, logits, prompt, tiny_llama
+from tests.support.llama import LAYERS, generate, logits, prompt, tiny_llama
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -77,6 +77,19 @@ def test_originals_are_not_kept_beside_the_packed_weights():
     after = resident_bytes()
     assert during - before < 0.1 * mlp_bytes
     assert after - before < 0.1 * mlp_bytes
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_quantising_streams(weights):
+    """Never more than the model was and one slot; each weight's memory goes as it is packed."""
+    model, seen = big_llama(), []
+    logits(model, prompt(1, 3))
+    before = bytes_in_use()
+    slot_bytes = 2 * 8 * MIB  # gate and up in float32
+    fasttps.patch(model, weights, progress=lambda *step: seen.append(resident_bytes()))
+    assert max(seen) - before < slot_bytes
+    weight_bytes = LAYERS * 34 * MIB  # 10 of the attention, 24 of the MLP, and a small head
+    assert before - bytes_in_use() > {"int8": 0.7, "int4": 0.8}[weights] * weight_bytes
 
 
 def test_the_footprint_counts_packed_weights_once():
