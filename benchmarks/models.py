@@ -90,7 +90,7 @@ def read(model: Path, dtype: torch.dtype) -> tuple[Any, Any]:
 
         model = smollm2_path()
     if model.is_file():
-        return tuple(fasttps.load_gguf(model, dtype=dtype))
+        return fasttps.load_gguf(model, dtype=dtype, pack=False)[:2]
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()

@@ -141,6 +141,9 @@ def test_python_blocks_run(block, tmp_path):
     if "folder" in code:
         tiny_folder.save_llama(tmp_path)
         names["folder"] = tmp_path
+    if "load_gguf(file)" in code:
+        names["file"] = tmp_path / "tiny.gguf"
+        tiny_folder.save_gguf(names["file"], tiny_folder.save_llama(tmp_path / "saved"))
     with torch.no_grad():
         exec(code, names)
     if "out" in names:

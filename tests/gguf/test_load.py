@@ -25,7 +25,7 @@ ALL = [
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32) -> Any:
-    return fasttps.load_gguf(path, dtype=dtype).model
+    return fasttps.load_gguf(path, dtype=dtype, pack=False).model
 
 
 def assert_state(model: Any, expected: dict[str, torch.Tensor]) -> None:

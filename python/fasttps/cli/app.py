@@ -118,6 +118,13 @@ def generate(
     patch: Annotated[
         bool, typer.Option("--patch/--no-patch", help="Run the model through the fused ops.")
     ] = True,
+    int8_activation: Annotated[
+        bool,
+        typer.Option(
+            "--int8-activation/--float-activation",
+            help="Multiply a GGUF file's quantised weights by activations rounded to int8.",
+        ),
+    ] = True,
 ) -> None:
     """Answer a prompt: the answer on standard output, figures on standard error."""
     _check_temperature(temperature)
@@ -145,6 +152,7 @@ def generate(
             chat=chat,
             compare=compare,
             patch=patch,
+            int8_activation=int8_activation,
         )
     )
 

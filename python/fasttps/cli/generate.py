@@ -42,6 +42,7 @@ class Request:
     chat: bool
     compare: bool
     patch: bool
+    int8_activation: bool
 
 
 def run(request: Request) -> None:
@@ -61,7 +62,13 @@ def run(request: Request) -> None:
     if request.patch:
         check_isa()
         check_supported(request.model)
-    loaded = load(request.model, getattr(torch, request.dtype), reporter)
+    loaded = load(
+        request.model,
+        getattr(torch, request.dtype),
+        reporter,
+        pack=request.patch,
+        int8_activation=request.int8_activation,
+    )
     inputs = encode(loaded, prompt, request.chat)
     prompt_tokens = inputs["input_ids"].shape[-1]
     max_new_tokens = room_for_answer(loaded, prompt_tokens, request.max_new_tokens)
@@ -89,7 +96,7 @@ def run(request: Request) -> None:
         ask_transformers(loaded, inputs, WARM_UP_TOKENS, penalty)
         return ask_transformers(loaded, inputs, max_new_tokens, penalty)
 
-    patch = patch_model(loaded.model, reporter) if request.patch and not packed else None
+    patch = patch_model(loaded, reporter) if request.patch and not packed else None
     ours = answer(write_out)
     write_out("\n")
     name = f"fasttps, {fasttps.isa.active()}" if request.patch else "unpatched"

@@ -19,20 +19,32 @@ from fasttps.cli.errors import CliError, ExitCode, one_line
 from fasttps.cli.progress import Report, Reporter
 from fasttps.gguf.config import ARCHITECTURE, UnsupportedGguf
 from fasttps.gguf.header import BrokenGguf, Header, is_gguf, read_header
-from fasttps.gguf.load import load_with
+from fasttps.gguf.load import How, load_with
 from fasttps.packed_model.manifest import is_packed_model
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to generate, and what turns its tokens into text."""
+    """A model ready to generate, what turns its tokens into text, and the patch if it has one."""
 
     model: Any
     tokenizer: Any
+    patch: Any = None
 
 
-def load(path: Path, dtype: torch.dtype, reporter: Reporter) -> Loaded:
+def load(
+    path: Path,
+    dtype: torch.dtype,
+    reporter: Reporter,
+    *,
+    pack: bool = False,
+    int8_activation: bool = True,
+) -> Loaded:
     """Load the model at `path`, a HuggingFace folder, a saved one or a GGUF file, in `dtype`.
+
+    Args:
+        pack: load a GGUF file of a Llama patched, its quantised weights as they are.
+        int8_activation: of `fasttps.load_gguf`.
 
     Raises:
         CliError: BROKEN_MODEL, with what is wrong with the path or the files.
@@ -48,7 +60,8 @@ def load(path: Path, dtype: torch.dtype, reporter: Reporter) -> Loaded:
     transformers.utils.logging.set_verbosity_error()
     if header is not None:
         if header.architecture == ARCHITECTURE:
-            return load_llama_gguf(path, header, dtype, reporter)
+            how = How(dtype, pack=pack, int8_activation=int8_activation)
+            return load_llama_gguf(path, header, how, reporter)
         importlib.import_module("accelerate")  # transformers' own reader needs it
     if is_packed_model(path):
         return load_packed(path, dtype, reporter)
@@ -85,14 +98,14 @@ def load_packed(path: Path, dtype: torch.dtype, reporter: Reporter) -> Loaded:
     return Loaded(model, read(path, lambda: transformers.AutoTokenizer.from_pretrained(path)))
 
 
-def load_llama_gguf(path: Path, header: Header, dtype: torch.dtype, reporter: Reporter) -> Loaded:
+def load_llama_gguf(path: Path, header: Header, how: How, reporter: Reporter) -> Loaded:
     """Load a GGUF file by our own reader, in a tenth of the time that transformers takes."""
     with reporter.step("reading the weights") as report:
         try:
-            loaded = _check(path, lambda path: load_with(path, header, dtype, report))
+            loaded = _check(path, lambda path: load_with(path, header, how, report))
         except UnsupportedGguf as error:
             raise CliError(ExitCode.UNSUPPORTED_MODEL, f"{path} {error}") from error
-    return Loaded(loaded.model, loaded.tokenizer)
+    return Loaded(loaded.model, loaded.tokenizer, loaded.patch)
 
 
 def source(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 
 import fasttps
 from fasttps.cli.errors import CliError, ExitCode
-from fasttps.cli.load import read, source
+from fasttps.cli.load import Loaded, read, source
 from fasttps.cli.progress import Reporter
 from fasttps.models import FAMILIES
 
@@ -27,17 +27,20 @@ def check_isa() -> None:
         raise CliError(ExitCode.USAGE, str(error)) from error
 
 
-def patch_model(model: Any, reporter: Reporter) -> fasttps.Patch:
+def patch_model(loaded: Loaded, reporter: Reporter) -> fasttps.Patch:
     """Patch the model, its weights packed under a bar; `.undo()` of the result restores it.
 
-    What could not be fused is told: those modules run as they did.
+    One that was loaded patched stays as it is. What could not be fused is told: those modules run
+    as they did.
 
     Raises:
         CliError: UNSUPPORTED_MODEL: it cannot be patched.
     """
+    if loaded.patch is not None:
+        return loaded.patch
     with reporter.step("packing the weights") as report:
         try:
-            patch = fasttps.patch(model, progress=report)
+            patch = fasttps.patch(loaded.model, progress=report)
         except fasttps.PatchError as error:
             raise CliError(ExitCode.UNSUPPORTED_MODEL, str(error)) from error
     if patch.report().skipped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +19,15 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class LoadedGguf(NamedTuple):
-    """A LlamaForCausalLM in eval mode, and its PreTrainedTokenizerFast."""
+    """A LlamaForCausalLM in eval mode, its PreTrainedTokenizerFast, and the patch in force.
+
+    `patch.undo()` gives the model the file's weights dequantised, read from the file once more;
+    None where the model was loaded so.
+    """
 
     model: Any
     tokenizer: Any
+    patch: Any
 
 
 # What `load_gguf` calls as it advances: tensors done, tensors in all, the name of the one done.
@@ -32,12 +38,22 @@ def load_gguf(
     path: str | os.PathLike[str],
     *,
     dtype: torch.dtype = torch.bfloat16,
+    pack: bool = True,
+    kv: str | None = None,
+    int8_activation: bool = True,
     progress: Progress | None = None,
 ) -> LoadedGguf:
-    """Load a GGUF file of the Llama architecture, offline and without its metadata being trusted.
+    """Load a GGUF file of the Llama architecture, patched, its quantised weights as they are.
+
+    Blocks of Q4_0, Q4_1, Q8_0, Q4_K and Q6_K are repacked bit for bit; matrices of other types
+    are dequantised and packed in `dtype`. Nothing is fetched, and nothing in the file is trusted.
 
     Args:
-        dtype: float32, bfloat16 or float16: of activations, norms and whatever is not packed.
+        dtype: float32, bfloat16 or float16: of activations, norms and whatever is not quantised.
+        pack: False: dequantise everything, as transformers does, and patch nothing.
+        kv: what `StaticKVCache.for_model` makes the cache of: "bf16", "int8", or None: `dtype`.
+        int8_activation: products with quantised weights round the activations to int8 in groups
+            of 32, which is much faster.
         progress: called after each tensor with (tensors done, tensors in all, its name).
 
     Raises:
@@ -47,20 +63,46 @@ def load_gguf(
     """
     if dtype not in DTYPES:
         raise TypeError(f"load_gguf: dtype wanted float32, bfloat16 or float16, got {dtype}")
+    if not pack and kv is not None:
+        raise ValueError(f"load_gguf: kv wanted None with pack=False, got {kv!r}")
     path = Path(path)
-    return load_with(path, read_header(path), dtype, progress)
+    how = How(dtype, pack, kv, int8_activation)
+    return load_with(path, read_header(path), how, progress)
 
 
-def load_with(
-    path: Path, header: Header, dtype: torch.dtype, progress: Progress | None
-) -> LoadedGguf:
+@dataclass(frozen=True)
+class How:
+    """The options of `load_gguf`."""
+
+    dtype: torch.dtype
+    pack: bool = True
+    kv: str | None = None
+    int8_activation: bool = True
+
+
+def load_with(path: Path, header: Header, how: How, progress: Progress | None) -> LoadedGguf:
     """`load_gguf` of a file whose header has been read."""
     from fasttps.gguf.tokenizer import tokenizer  # here: it imports transformers
 
     model, tensors = _empty_model(path, header)
     words = tokenizer(header)
-    _fill(model, tensors, dtype, progress)
-    return LoadedGguf(model.eval(), words)
+    model.eval()
+    patch = None
+    if how.pack:
+        from fasttps.gguf.pack import pack_model
+
+        patch = pack_model(
+            model,
+            tensors,
+            how.dtype,
+            kv=how.kv,
+            int8_activation=how.int8_activation,
+            progress=progress,
+        )
+    else:
+        _fill(model, tensors, how.dtype, progress)
+    model.config.dtype = how.dtype
+    return LoadedGguf(model, words, patch)
 
 
 def open_llama(path: Path, header: Header) -> tuple[Any, Tensors]:
@@ -107,4 +149,3 @@ def _fill(model: Any, tensors: Tensors, dtype: torch.dtype, progress: Progress |
             progress(done, len(tensors.infos), parameter)
     if model.config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
-    model.config.dtype = dtype

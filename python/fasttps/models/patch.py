@@ -229,27 +229,46 @@ def patch(
     _refuse_skipped_weights(steps)
     weight_source = _open_source(source, fusable)
 
+    return fuse_all(model, steps, weight_source, progress)
+
+
+def fuse_all(
+    model: nn.Module,
+    steps: Iterable[Step],
+    source: WeightSource | None,
+    progress: Progress | None,
+    fill: Callable[[Step], None] | None = None,
+) -> Patch:
+    """Fuse what a plan says; on an error, everything is taken back.
+
+    fill: makes a module whose class is set ready to run, in the place of its `fuse`.
+    """
+    steps = list(steps)
+    fusable = [step for step in steps if step.reason is None]
     with ExitStack() as changes:  # unwinds what was done if anything below raises
         families = dict.fromkeys(family_of(step.module) for step in fusable)
         for family in filter(None, families):
             family.change_model(model, fusable, changes)
         try:
             for done, step in enumerate(fusable, start=1):
-                _fuse(step)
-                changes.callback(_unfuse, step, weight_source)
+                _fuse(step, fill)
+                changes.callback(_unfuse, step, source)
                 if progress is not None:
                     progress(done, len(fusable), step.name)
         except BaseException as error:
-            if weight_source is None:
+            if source is None:
                 _tell_what_is_lost(error, fusable)
             raise
-        return Patch(model, steps, changes.pop_all(), weight_source)
+        return Patch(model, steps, changes.pop_all(), source)
 
 
-def _fuse(step: Step) -> None:
+def _fuse(step: Step, fill: Callable[[Step], None] | None) -> None:
     step.module.__class__ = step.fused
     try:
-        step.module.fuse(step.options, **step.arguments)
+        if fill is None:
+            step.module.fuse(step.options, **step.arguments)
+        else:
+            fill(step)
     except BaseException:
         step.module.__class__ = step.fused.replaces
         raise
