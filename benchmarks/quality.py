@@ -36,7 +36,7 @@ import fasttps
 
 TEXT = Path(__file__).with_name("quality_text.txt")
 TOKENS_PER_CALL = 256
-SCALES = 0.35  # columns are scaled by e^u with u uniform in [-0.35, 0.35]
+SPREAD = 0.35  # columns are scaled by e^u with u uniform in [-0.35, 0.35]
 MAX_INT8_KL = 6e-3
 
 
@@ -70,6 +70,7 @@ def main() -> None:
     options.add_argument("--model", type=Path, default=Path("smollm2"), help="(smollm2)")
     options.add_argument("--dtype", choices=list(models.DTYPES), default="bfloat16")
     options.add_argument("--seed", type=int, default=0, help="of the scales (0)")
+    options.add_argument("--spread", type=float, default=SPREAD, help=f"of the scales ({SPREAD})")
     options.add_argument("--tokens", type=int, default=10**9, help="of the text (all)")
     options.add_argument("--only", default="", help="ways whose name holds this")
     options.add_argument("--json", type=Path, help="append a line for each way")
@@ -77,7 +78,7 @@ def main() -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
 
     model, tokenizer = models.read(asked.model, torch.float32)
-    scale_columns(model, asked.seed)
+    scale_columns(model, asked.seed, asked.spread)
     with torch.inference_mode():
         for weight in model.parameters():
             weight.copy_(weight.bfloat16())
@@ -163,14 +164,14 @@ def requantised(model: Any, type_name: str) -> Callable[[], Any]:
 
 
 @torch.no_grad()
-def scale_columns(model: Any, seed: int) -> None:
+def scale_columns(model: Any, seed: int, spread: float) -> None:
     """Scale the columns of every layer's matrices, and what comes before them by the inverse."""
     generator = torch.Generator().manual_seed(seed)
     heads = model.config.num_attention_heads // model.config.num_key_value_heads
     head_dim = model.config.head_dim
 
     def factors(count: int) -> Tensor:
-        return torch.exp(SCALES * (2 * torch.rand(count, generator=generator) - 1))
+        return torch.exp(spread * (2 * torch.rand(count, generator=generator) - 1))
 
     def after_norm(norm: nn.Module, *linears: nn.Linear) -> None:
         by = factors(norm.weight.numel())
@@ -199,7 +200,7 @@ def log_probabilities(model: Any, cache_class: Any, ids: Tensor) -> Iterator[Ten
     if cache_class is None:
         cache = DynamicCache(config=model.config)
     else:
-        cache = cache_class(model.config, ids.shape[1])
+        cache = cache_class.for_model(model, ids.shape[1])
     # The argument's name changed in transformers 5.24.
     accepted = inspect.signature(model.forward).parameters
     name = "cache" if "cache" in accepted else "past_key_values"
