@@ -39,7 +39,7 @@ SHAPES = (shapes.PHI_3_MINI, shapes.LLAMA_2_7B, shapes.LLAMA_3_8B)
 VOCAB_SIZES = {"phi-3-mini": 32064, "llama-2-7b": 32000, "llama-3-8b": 128256}
 NUM_LAYERS = 4
 NEW_TOKENS = 8  # of one sample of a model
-WEIGHTS = tuple(w for w in ("bf16", "int4") if w.upper() in PackedFormat.__members__)
+WEIGHTS = ("bf16", "int4")
 GROUP = 32  # columns that share a scale of int4
 
 # What this project holds itself to; of other models, a share of what the bytes allow.
