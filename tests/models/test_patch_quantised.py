@@ -83,6 +83,21 @@ def test_group_sizes(group_size):
     assert "INT4 in groups of" in repr(model.model.layers[0].mlp)
 
 
+def test_int8_in_groups_is_closer_than_in_rows():
+    def errors(**options):
+        model = tiny_llama()
+        weights = {name: value.clone() for name, value in model.state_dict().items()}
+        fasttps.patch(model, "int8", **options)
+        assert model.lm_head.packed_weight.format == fasttps.ops.PackedFormat[expected]
+        state = model.state_dict()
+        return sum(float((state[name] - value).norm() ** 2) for name, value in weights.items())
+
+    expected = "INT8"
+    rows = errors()
+    expected = "INT8_GROUP"
+    assert 0 < errors(group_size=32) < 0.8 * rows
+
+
 def test_the_head_in_a_format_of_its_own():
     model = tiny_llama(tie_word_embeddings=True)
     patch = fasttps.patch(model, "int4", lm_head="int8")
@@ -369,7 +384,8 @@ def test_weights_that_cannot_be_had():
         ({"weights": 8}, TypeError, "weights wanted a str or None, got int"),
         ({"weights": "int4", "group_size": 16}, ValueError, "group_size wanted one of 32, 64, 128"),
         ({"weights": "int4", "group_size": True}, TypeError, "group_size wanted a int or None"),
-        ({"weights": "int8", "group_size": 32}, ValueError, "group_size wanted None.*'int8'"),
+        ({"weights": "int8", "group_size": 64}, ValueError, "group_size wanted one of 32, got 64"),
+        ({"weights": "bf16", "group_size": 32}, ValueError, "group_size wanted None.*'bf16'"),
         ({"group_size": 32}, ValueError, "group_size wanted None"),
         ({"int8_activation": True}, ValueError, "int8_activation wanted None or False"),
         ({"weights": "bf16", "int8_activation": True}, ValueError, "int8_activation wanted None"),

@@ -183,7 +183,10 @@ def quantize(
         Weights | None, typer.Option(help="What to round the weights to; by default they stay.")
     ] = None,
     group_size: Annotated[
-        int | None, typer.Option(help="Columns in a group of int4: 32 (default), 64 or 128.")
+        int | None,
+        typer.Option(
+            help="Columns in a group: of int4 32 (default), 64 or 128; of int8 a row, or 32."
+        ),
     ] = None,
     lm_head: Annotated[
         Weights | None, typer.Option(help="The head's, if they are to be others.")

@@ -180,7 +180,8 @@ def patch(
         model: in eval mode; changed in place.
         weights: None packs them as what they are, which `undo` takes back bit for bit. "bf16",
             "int8" (a scale a row) or "int4" (a scale a group) round them.
-        group_size: columns in a group of "int4": 32 (default), 64 or 128.
+        group_size: columns in a group of "int4": 32 (default), 64 or 128. With "int8", 32 gives a
+            scale to 32 columns in the place of one to a row: 5 % more bytes, a third of the error.
         kv: what the caches of `Patch.cache` and `StaticKVCache.for_model` hold: "bf16" or "int8";
             None: what the keys are.
         int8_activation: whether products with int8 and int4 weights round the activations to

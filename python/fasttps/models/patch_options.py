@@ -16,7 +16,10 @@ WEIGHTS = {
     "int4": ops.PackedFormat.INT4,
 }
 KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8}
-GROUP_SIZES = ops.PackedFormat.INT4.group_sizes
+GROUP_SIZES = {
+    "int8": ops.PackedFormat.INT8_GROUP.group_sizes,
+    "int4": ops.PackedFormat.INT4.group_sizes,
+}
 DEFAULT_GROUP_SIZE = 32
 
 
@@ -31,7 +34,11 @@ class Packing:
 
     def format_of(self, dtype: torch.dtype) -> ops.PackedFormat:
         """The format for a weight of `dtype`."""
-        return ops.PackedFormat.of(dtype) if self.weights is None else WEIGHTS[self.weights]
+        if self.weights is None:
+            return ops.PackedFormat.of(dtype)
+        if self.weights == "int8" and self.group_size:
+            return ops.PackedFormat.INT8_GROUP
+        return WEIGHTS[self.weights]
 
 
 @dataclass(frozen=True)
@@ -85,13 +92,14 @@ def check_request(
     if isinstance(lm_head, str):
         _check_choice("lm_head", lm_head, WEIGHTS)
         kinds["lm_head"] = lm_head
+    grouped = next((kind for kind in ("int4", "int8") if kind in kinds.values()), None)
     if group_size is not None:
-        _check_choice("group_size", group_size, GROUP_SIZES)
-        if "int4" not in kinds.values():
+        if grouped is None:
             raise ValueError(
                 f"patch: group_size wanted None, for weights={weights!r} has no groups, "
                 f"got {group_size}"
             )
+        _check_choice("group_size", group_size, GROUP_SIZES[grouped])
     if int8_activation and not {"int8", "int4"} & set(kinds.values()):
         raise ValueError(
             f"patch: int8_activation wanted None or False with weights={weights!r}, which takes "
@@ -102,7 +110,7 @@ def check_request(
     packings = {
         name: Packing(
             kind,
-            (group_size or DEFAULT_GROUP_SIZE) if kind == "int4" else 0,
+            _group_size(kind, grouped, group_size),
             kind in ("int8", "int4") and int8_activation is not False,
             keep_original,
         )
@@ -111,6 +119,13 @@ def check_request(
     if decode_step and len(kinds) == len(PARTS):  # a token as one op needs all of them
         packings["decode_step"] = Packing()
     return Request(packings, None if kv is None else KV_DTYPES[kv])
+
+
+def _group_size(kind: str | None, grouped: str | None, asked: int | None) -> int:
+    """Columns in a group; 0: a scale a row. What was asked for is for int4 if there is some."""
+    if kind == "int4":
+        return asked or DEFAULT_GROUP_SIZE
+    return asked or 0 if kind == "int8" == grouped else 0
 
 
 def _check_type(name: str, value: Any, *kinds: type) -> None:
