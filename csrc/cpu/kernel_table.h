@@ -83,7 +83,7 @@ constexpr int64_t decode_scratch_floats(int64_t padded_dim, int64_t rows = kMaxQ
   const int64_t rounded = (rows + 3) / 4 * 4;
   return 2 * rounded * (padded_dim + 16)  // query and output in chunks
          + 16 * rounded                   // sums
-         + 6 * kKeyBlock;                 // weights of four rows, scales
+         + 6 * kKeyBlock + 16;            // weights of four rows, scales, alignment
 }
 constexpr int64_t prefill_scratch_floats(int64_t padded_dim, int64_t rows = kMaxQueryRows) {
   const int64_t columns = (rows + 15) / 16 * 16;

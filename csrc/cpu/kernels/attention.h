@@ -11,6 +11,11 @@ template <int kCount, class Body>
   body(kCount - 1);
 }
 
+// The first float from p on at a multiple of 64 bytes; the scratch has room for it.
+inline float* aligned(float* p) {
+  return p + (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64 / sizeof(float);
+}
+
 // Bit j: mask[j] is not 0, j < count <= 64. Reads nothing beyond.
 inline uint64_t nonzero_bytes(const uint8_t* mask, int64_t stride, int64_t count) {
   uint64_t bits = 0;

@@ -129,8 +129,7 @@ struct PrefillState {
 
   explicit PrefillState(const AttentionTask& task) {
     stride = (task.rows + Vec::kLanes - 1) / Vec::kLanes * Vec::kLanes;
-    const auto address = reinterpret_cast<uintptr_t>(task.scratch);
-    out = task.scratch + (64 - address % 64) % 64 / sizeof(float);
+    out = aligned(task.scratch);
     scores = out + stride * task.padded_dim;
     max = scores + kKeyBlock * stride;
     sum = max + stride;

@@ -31,7 +31,7 @@ struct Decode {
         head_dim(kHeadDim != 0 ? kHeadDim : t.head_dim),
         chunks(kAllChunks != 0 ? kAllChunks : (head_dim + kChunk - 1) / kChunk) {
     const int64_t rows = (t.rows + kMostRows - 1) / kMostRows * kMostRows;
-    query = t.scratch;
+    query = aligned(t.scratch);
     out = query + rows * width();
     sums = out + rows * width();
     weights = sums + rows * Vec::kLanes;
