@@ -113,3 +113,21 @@ def test_greedy_loop_fills_a_cache(device):
         out = device.call(OP, **(arguments | one | {"seq_lens": torch.tensor(step)}))
     expected = run(device, OP, whole)[:, -1:]
     torch.testing.assert_close(out.cpu(), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["", "int8"])
+def test_a_context_of_128k_in_one_call(device, int8):
+    """Split over threads, ragged: the short sequence must not wait for the long one's threads."""
+    check_attention(
+        device,
+        OP,
+        attention_inputs(
+            dtype=torch.bfloat16,
+            num_heads=4,
+            num_kv_heads=1,
+            past=[(128 << 10) - 1, 77],
+            max_seq_len=128 << 10,
+            rotary_dim=64,
+            int8=int8,
+        ),
+    )
