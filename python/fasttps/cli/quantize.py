@@ -55,13 +55,24 @@ def run(request: Request) -> None:
     if request.model.is_dir():
         mapped = read(request.model, lambda: MappedModel(request.model))
     if mapped is None or mapped.model is None:
-        loaded, mapped = load(request.model, dtype, reporter), None
+        mapped = None
+        loaded = load(
+            request.model,
+            dtype,
+            reporter,
+            # The bits of a GGUF file stay, unless others are asked for.
+            pack=request.weights is None and request.lm_head is None,
+            kv=request.kv,
+            int8_activation=request.int8_activation is not False,
+        )
     else:
         import transformers
 
         tokenizer = read(request.model, lambda: transformers.AutoTokenizer.from_pretrained(**where))
         loaded = Loaded(mapped.model, tokenizer)
-    patch = _patch(loaded.model, request, mapped, reporter)
+    if loaded.patch is not None and request.group_size is not None:
+        raise CliError(ExitCode.USAGE, "--group-size needs --weights int4")
+    patch = loaded.patch or _patch(loaded.model, request, mapped, reporter)
     cast(loaded.model, dtype)
     with reporter.step("writing") as report:
         try:
