@@ -220,3 +220,16 @@ def test_metadata_that_do_not_fit_are_an_error(
 def test_a_wrong_dtype_is_named(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"dtype wanted.*float64"):
         fasttps.load_gguf(tmp_path / "m.gguf", dtype=torch.float64)
+
+
+def test_a_file_that_is_cut_after_its_header_was_read_is_an_error(tmp_path: Path) -> None:
+    from fasttps.gguf.header import read_header
+    from fasttps.gguf.load import How, load_with
+
+    path = tmp_path / "m.gguf"
+    write_llama(path, lambda name: Kind.Q8_0)
+    header = read_header(path)
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    with pytest.raises(BrokenGguf, match="cut short"):
+        load_with(path, header, How(torch.float32), None)

@@ -197,6 +197,8 @@ class _Walk:
 
     def array(self, key: str, depth: int) -> Any:
         inner, count = self.u32(key), self.u64(key)
+        if inner == STRING:
+            return self.strings(count, key)
         if inner not in LETTERS:
             return [self.value(inner, key, depth + 1) for _ in range(count)]
         numbers = array(LETTERS[inner])
@@ -204,6 +206,18 @@ class _Walk:
         if self.order != sys.byteorder:
             numbers.byteswap()
         return numbers
+
+    def strings(self, count: int, what: str) -> list[str]:
+        """`string` so many times: a vocabulary has a hundred thousand."""
+        found, data, size, unpack = [], self.data, self.size, self.u64_format.unpack_from
+        for _ in range(count):
+            begin = self.at + 8
+            end = begin + unpack(data, self.at)[0] if begin <= size else size + 1
+            if end > size:
+                self.string(what)  # raises
+            found.append(data[begin:end].decode("utf-8", errors="replace"))
+            self.at = end
+        return found
 
     def string(self, what: str) -> str:
         return self.skip(self.u64(what), what).decode("utf-8", errors="replace")

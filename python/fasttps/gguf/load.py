@@ -13,7 +13,7 @@ from torch import nn
 
 from fasttps.gguf.config import end_tokens, llama_config
 from fasttps.gguf.header import BrokenGguf, Header, read_header
-from fasttps.gguf.tensors import ROPE_FACTORS, Tensors, dequantize, map_file
+from fasttps.gguf.tensors import ROPE_FACTORS, Tensors, dequantize, read_bytes
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -113,8 +113,7 @@ def open_llama(path: Path, header: Header) -> tuple[Any, Tensors]:
     """
     factors = None
     if (info := header.tensors.get(ROPE_FACTORS)) is not None:
-        blocks = map_file(path, header)[info.begin : info.end]
-        factors = dequantize(blocks, info).tolist()
+        factors = dequantize(read_bytes(path, info), info).tolist()
     config = llama_config(header, factors)
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     return config, Tensors(path, header, heads, kv_heads)

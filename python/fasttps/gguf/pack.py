@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fasttps import ops
 from fasttps.gguf.tensors import Tensors
 from fasttps.models.fused_module import PatchError
+from fasttps.models.obstacles import return_freed_memory
 from fasttps.models.packed_module import Packed, PackedModule, Slot
 from fasttps.models.patch import Patch, Progress, fuse_all
 from fasttps.models.patch_options import check_request
@@ -80,7 +81,9 @@ def pack_model(
         adopted = [
             _adopt(step.name, module, slot, tensors, int8_activation) for slot in module.slots
         ]
-        if not all(adopted):
+        if all(adopted):
+            return_freed_memory()  # that of the blocks
+        else:
             module.pack()
 
     return fuse_all(model, steps, WeightSource(tensors.path), progress, fill)

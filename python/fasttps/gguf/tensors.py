@@ -32,7 +32,7 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class Tensors:
-    """The tensors of a file under transformers' names, mapped into memory: read as they are used.
+    """The tensors of a file under transformers' names, each read when it is asked for.
 
     Attributes:
         path: of the file.
@@ -48,13 +48,14 @@ class Tensors:
             UnsupportedGguf: a tensor has no place in transformers' Llama, or the file is
                 big-endian.
         """
+        if header.byte_order != sys.byteorder:
+            raise UnsupportedGguf(f"is {header.byte_order}-endian")
         self.path = path
         self.infos = {
             parameter_name(name): info
             for name, info in header.tensors.items()
             if name != ROPE_FACTORS
         }
-        self._data = map_file(path, header)
         self._heads = {"q_proj": heads, "k_proj": kv_heads}
 
     def blocks(self, parameter: str) -> Tensor:
@@ -65,7 +66,7 @@ class Tensors:
         """
         info = self.infos[parameter]
         rows = info.shape[0]
-        data = self._data[info.begin : info.end].view(rows, -1)
+        data = read_bytes(self.path, info).view(rows, -1)
         heads = self._heads.get(parameter.split(".")[-2])
         if heads is None:
             return data
@@ -95,16 +96,22 @@ class Tensors:
             raise BrokenGguf(f"lacks {len(missing)} of the model's weights, such as {missing[0]}")
 
 
-def map_file(path: Path, header: Header) -> Tensor:
-    """All bytes of the file; private to this process, and paged in as they are read.
+def read_bytes(path: Path, info: TensorInfo) -> Tensor:
+    """The bytes of a tensor.
 
-    Raises:
-        UnsupportedGguf: the numbers are in another order than ours.
+    Read, not mapped: so they are gone once they are packed, and a file that has been cut short
+    since its header was read is an error and no signal.
     """
-    if header.byte_order != sys.byteorder:
-        raise UnsupportedGguf(f"is {header.byte_order}-endian")
-    size = path.stat().st_size
-    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    data = torch.empty(info.end - info.begin, dtype=torch.uint8)
+    left = data.numpy().data
+    with path.open("rb", buffering=0) as file:
+        file.seek(info.begin)
+        while left:
+            count = file.readinto(left)
+            if not count:
+                raise BrokenGguf(f"is cut short: tensor {info.name} cannot be read")
+            left = left[count:]
+    return data
 
 
 def dequantize(blocks: Tensor, info: TensorInfo) -> Tensor:
