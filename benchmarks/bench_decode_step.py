@@ -19,6 +19,7 @@ from fasttps import ops
 from fasttps.ops import PackedFormat
 
 EPS = 1e-5
+EXACT = (PackedFormat.F32, PackedFormat.BF16, PackedFormat.F16)
 
 
 def dense_layer(model: shapes.ModelShape, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -71,6 +72,7 @@ def case_of(
         "lm_head_format": packed_format,
         "lm_head_group_size": group_size,
         "vocab_size": vocab_size,
+        "int8_activation": packed_format not in EXACT,
     }
 
     def step(**more: Any) -> torch.Tensor:
@@ -120,6 +122,8 @@ def cases(quick: bool) -> Iterator[harness.Case]:
         return
     for context in (128, 2048, 8192):
         yield case_of(shapes.LLAMA_3_2_1B, 4, context, 32000, PackedFormat.BF16)
+    for packed_format, group_size in ((PackedFormat.INT8, 0), (PackedFormat.INT4, 32)):
+        yield case_of(shapes.LLAMA_3_2_1B, 4, 128, 32000, packed_format, group_size)
     for batch in (4, 16):
         yield case_of(shapes.LLAMA_3_2_1B, 4, 128, 32000, PackedFormat.BF16, batch=batch)
     yield case_of(shapes.SMOLLM2_135M, 30, 128, 49152, PackedFormat.BF16)
