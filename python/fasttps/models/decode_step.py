@@ -116,6 +116,8 @@ class FusedCausalLM(FusedModule):
     op = "decode_step"
     why_not: str | None = None
 
+    dtype: torch.dtype
+
     # For the family to give:
     output_class: ClassVar[Any]
     own_attention: ClassVar[str]
@@ -262,11 +264,11 @@ class FusedCausalLM(FusedModule):
         if isinstance(parts, str):
             plan.obstacle = parts
             return plan
-        weights = [w for layer in parts.layers for w in layer.weights]
-        if parts.lm_head is None or any(w is None for w in weights):
+        weights = [w for layer in parts.layers for w in layer.weights if w is not None]
+        if parts.lm_head is None or len(weights) < sum(len(x.weights) for x in parts.layers):
             plan.obstacle = "not every weight is packed"
             return plan
-        int8 = {w.int8_activation for w in (*weights, parts.lm_head) if w is not None}
+        int8 = {w.int8_activation for w in (*weights, parts.lm_head)}
         if len(int8) > 1:
             plan.obstacle = "some weights take int8 activations and some do not"
             return plan
@@ -281,7 +283,7 @@ class FusedCausalLM(FusedModule):
             "formats": [int(w.format) for w in weights],
             "group_sizes": [w.group_size for w in weights],
             "num_heads": parts.num_heads,
-            "intermediate_size": parts.layers[0].weights[4].rows,
+            "intermediate_size": weights[4].rows,  # of gate_up
             "norm_eps": parts.norm_eps,
             "int8_activation": int8.pop(),
             "activation": parts.activation,

@@ -132,7 +132,8 @@ class LlamaForCausalLM(FusedCausalLM, modeling_llama.LlamaForCausalLM):
         return self.model
 
     def decoder_parts(self) -> Parts | str:
-        decoder, config = self.model, self.config
+        decoder: Any = self.model
+        config: Any = self.config
         if type(decoder) is not modeling_llama.LlamaModel:
             return f"its model is a {type(decoder).__name__}"
         if len(decoder.layers) != config.num_hidden_layers:
@@ -144,7 +145,8 @@ class LlamaForCausalLM(FusedCausalLM, modeling_llama.LlamaForCausalLM):
             attention, mlp = layer.self_attn, layer.mlp
             if type(attention) is not FusedLlamaAttention:
                 return f"the attention of layer {at} is a {type(attention).__name__}"
-            linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+            names = ("q_proj", "k_proj", "v_proj", "o_proj")
+            linears: list[Any] = [getattr(attention, name) for name in names]
             kinds = (
                 (layer.input_layernorm, modeling_llama.LlamaRMSNorm),
                 (layer.post_attention_layernorm, modeling_llama.LlamaRMSNorm),
