@@ -39,12 +39,14 @@ set_target_properties(fasttps_cpu_kernels PROPERTIES POSITION_INDEPENDENT_CODE O
 set(avx2 -mavx2 -mfma -mf16c)
 set(avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl ${avx2})
 set(avx512_bf16 ${avx512} -mavx512bf16 -mavx512vnni)
+set(avx512_amx ${avx512_bf16} -mamx-tile -mamx-bf16 -mamx-int8)
 
 fasttps_add_isa(scalar)
 if(FASTTPS_X86)
   fasttps_add_isa(avx2 ${avx2})
   fasttps_add_isa(avx512 ${avx512})
   fasttps_add_isa(avx512_bf16 ${avx512_bf16})
+  fasttps_add_isa(avx512_amx ${avx512_amx})
 endif()
 
 # The loops of the ruler (csrc/cpu/limits), for which only the library has a use.

@@ -13,6 +13,9 @@ std::span<const KernelTable* const> kernel_tables();
 // CpuFeature bits that the CPU and the operating system offer.
 uint32_t cpu_features();
 
+// The AMX bits by EDX of CPUID leaf 7 and by XCR0: none unless the operating system saves tiles.
+uint32_t amx_features(uint32_t leaf7_edx, uint64_t xcr0);
+
 // Required by `table` and not offered here: 0 if the table runs.
 uint32_t missing_feature_bits(const KernelTable& table);
 

@@ -16,6 +16,9 @@ enum CpuFeature : uint32_t {
   kAvx512Bf16Bit = 1u << 7,
   kAvx512VnniBit = 1u << 8,
   kAvx512Fp16Bit = 1u << 9,
+  kAmxTileBit = 1u << 10,
+  kAmxBf16Bit = 1u << 11,
+  kAmxInt8Bit = 1u << 12,
 };
 
 // Index of the per-type rows below. kInt8 is a cache type only.
@@ -253,6 +256,7 @@ extern const KernelTable kScalarKernels;
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
 extern const KernelTable kAvx512Bf16Kernels;
+extern const KernelTable kAvx512AmxKernels;
 #endif
 
 }  // namespace fasttps::cpu

@@ -37,5 +37,17 @@ TEST(IsaList, EveryRequiredFeatureHasAName) {
   }
 }
 
+// EDX bits of CPUID leaf 7: 22 AMX-BF16, 24 AMX-TILE, 25 AMX-INT8. XCR0: 17 and 18 for tiles.
+TEST(IsaList, AmxNeedsTilesThatTheSystemSaves) {
+  constexpr uint32_t kAll = 1u << 22 | 1u << 24 | 1u << 25;
+  constexpr uint64_t kAvx512 = 0xe7, kSaved = kAvx512 | 3u << 17;
+  EXPECT_EQ(amx_features(kAll, kSaved), kAmxTileBit | kAmxBf16Bit | kAmxInt8Bit);
+  EXPECT_EQ(amx_features(kAll, kAvx512), 0u);
+  EXPECT_EQ(amx_features(kAll, kAvx512 | 1u << 17), 0u);
+  EXPECT_EQ(amx_features(kAll & ~(1u << 24), kSaved), 0u);
+  EXPECT_EQ(amx_features(kAll & ~(1u << 22), kSaved), kAmxTileBit | kAmxInt8Bit);
+  EXPECT_EQ(amx_features(0, kSaved), 0u);
+}
+
 }  // namespace
 }  // namespace fasttps::cpu

@@ -54,6 +54,11 @@ def missing(name: str) -> list[str]:
     return _C.missing_features(name)
 
 
+def is_proven(name: str) -> bool:
+    """Whether `name` has run on a CPU. AMX has been tested on an emulation of its tiles alone."""
+    return name != "avx512_amx"
+
+
 @contextmanager
 def forced(name: str) -> Iterator[None]:
     """`use(name)` inside a `with` block; the one before comes back after it."""

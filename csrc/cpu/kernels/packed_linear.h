@@ -21,6 +21,7 @@ struct TileInput {
 //   add<panels, tokens>
 //                totals[token][panel][16] += columns [begin, end) . tokens; begin is a multiple of
 //                kBlock
+// One that declares kTiled has, instead of the last two, add_all<panels> for any number of tokens.
 
 // A strip is one vector of rows of a panel. Calls strips(panels, lane, totals) until all rows of
 // kPanels panels had their turn: AVX-512 takes two panels at once, so that an activation that was
@@ -217,7 +218,6 @@ inline void add_tiles(TileInput in, int64_t tokens, int64_t begin, int64_t end, 
 // `panel` on.
 template <class Product, int kPanels, class Task, class Finish>
 inline void panel_products(const Task& task, int64_t panel, const Finish& finish) {
-  constexpr int kMost = Product::template kMostTokens<kPanels>;
   const int64_t panel_bytes = Product::panel_bytes(task.cols, task.group_size);
   TileInput in{static_cast<const char*>(task.packed) + panel * panel_bytes,
                panel_bytes,
@@ -231,7 +231,12 @@ inline void panel_products(const Task& task, int64_t panel, const Finish& finish
     for (int64_t i = 0; i < tokens * kPanels * kPanelRows; ++i) totals[i] = 0.0f;
     for (int64_t begin = 0; begin < task.cols; begin += Product::kBlock) {
       const int64_t end = begin + Product::kBlock < task.cols ? begin + Product::kBlock : task.cols;
-      add_tiles<Product, kPanels, kMost>(in, tokens, begin, end, totals);
+      if constexpr (requires { Product::kTiled; }) {
+        Product::template add_all<kPanels>(in, tokens, begin, end, totals);
+      } else {
+        constexpr int kMost = Product::template kMostTokens<kPanels>;
+        add_tiles<Product, kPanels, kMost>(in, tokens, begin, end, totals);
+      }
     }
     finish(token, tokens, totals);
     in.activation += tokens * task.activation_bytes;

@@ -66,6 +66,9 @@ def isa_rows() -> list[tuple[str, str, str]]:
         state[name] = f"{why}, but FASTTPS_ISA names it: nothing runs until that is changed"
         if wanted in fasttps.isa.available():  # FASTTPS_BF16_GEMM contradicts it
             state[name] = f"nothing runs until this is changed: {error}"
+    for name in known:
+        if not fasttps.isa.is_proven(name):
+            state[name] += " (tested by emulation, not yet run on such a CPU)"
     return [
         (name, text, ", ".join(fasttps.isa.missing(name)) if name in known else "")
         for name, text in state.items()

@@ -1,0 +1,12 @@
+#pragma once
+#include "cpu/kernel_table.h"
+
+namespace fasttps::cpu {
+
+// The kernels of the table avx512_amx with emulated tiles, and scalars for vectors.
+extern const KernelTable kEmulatedAmxKernels;
+
+// Whether this thread has tiles configured.
+bool emulated_tiles_are_configured();
+
+}  // namespace fasttps::cpu
