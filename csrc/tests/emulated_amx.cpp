@@ -26,4 +26,6 @@ const KernelTable kEmulatedAmxKernels =
 
 bool emulated_tiles_are_configured() { return EmulatedTiles::configured(); }
 
+int64_t emulated_tile_products() { return EmulatedTiles::products(); }
+
 }  // namespace fasttps::cpu

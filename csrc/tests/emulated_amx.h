@@ -9,4 +9,7 @@ extern const KernelTable kEmulatedAmxKernels;
 // Whether this thread has tiles configured.
 bool emulated_tiles_are_configured();
 
+// Products of tiles that this thread has computed.
+int64_t emulated_tile_products();
+
 }  // namespace fasttps::cpu

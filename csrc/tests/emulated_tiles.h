@@ -14,6 +14,10 @@ namespace {
 class EmulatedTiles {
  public:
   static bool configured() { return state().config.palette != 0; }
+  static int64_t& products() {  // that this thread has computed
+    static thread_local int64_t count = 0;
+    return count;
+  }
 
   static void configure(const fasttps::cpu::TileConfig& config) {
     check(config.palette == 1, "ldtilecfg: palette");
@@ -129,6 +133,7 @@ class EmulatedTiles {
     check(of_c.rows == of_a.rows, "product: rows of c and a differ");
     check(of_a.row_bytes / 4 == of_b.rows, "product: columns of a and rows of b differ");
     check(of_c.row_bytes == of_b.row_bytes, "product: columns of c and b differ");
+    ++products();
     return {of_c.rows, of_b.rows, of_c.row_bytes / 4};
   }
   template <int t>

@@ -241,6 +241,69 @@ TEST(TiledLinear, GateUpMatchesFloat64) {
   }
 }
 
+// Formats of quantised weights: columns and bytes of a group, and bytes after the last.
+struct QuantizedCase {
+  int format;
+  int64_t group_size, group_cols, group_bytes, tail_bytes;
+};
+const QuantizedCase kQuantizedCases[] = {
+    {3, 0, 32, 512, 64},      {4, 64, 64, 512 + 32, 0},        {5, 32, 32, 256 + 64, 0},
+    {6, 32, 32, 512 + 32, 0}, {7, 0, 256, 2048 + 256 + 64, 0}, {8, 0, 256, 3072 + 256 + 32, 0}};
+
+// Integer sums are exact, and f32 ones are added in the same order as by vectors.
+TEST(TiledLinear, EqualsVectorsWithInt8Activations) {
+  std::mt19937 generator(10);
+  for (const QuantizedCase& c : kQuantizedCases) {
+    for (const auto& [tokens, rows, groups] :
+         {std::array<int64_t, 3>{9, 16, 1}, {16, 33, 3}, {31, 48, 2}, {40, 16, 17}, {131, 32, 1}}) {
+      const int64_t cols = groups * c.group_cols;
+      const int64_t panels = rounded_up(rows, kPanelRows) / kPanelRows;
+      // Any bytes are quants; without the highest bit of their exponents all scales are finite.
+      std::vector<uint8_t> packed(
+          static_cast<size_t>(2 * panels * (groups * c.group_bytes + c.tail_bytes)));
+      for (uint8_t& byte : packed) byte = static_cast<uint8_t>(generator()) & 0xbf;
+      const std::vector<float> x = normal(static_cast<size_t>(tokens * cols), 11);
+      const int64_t row_bytes = activation_row_bytes(kActInt8, cols);
+      std::vector<uint8_t> prepared(static_cast<size_t>(tokens * row_bytes));
+      for (int64_t m = 0; m < tokens; ++m) {
+        kernels().prepare[kActInt8][kF32](x.data() + m * cols, cols, cols,
+                                          prepared.data() + m * row_bytes);
+      }
+      const int64_t products_before = emulated_tile_products();
+      std::vector<float> linear[2], gate_up[2];
+      for (const int tiled : {0, 1}) {
+        const PackedLinearKernels& table =
+            (tiled ? kernels() : kScalarKernels).packed_linear[c.format][1];
+        ASSERT_EQ(table.kind, kActInt8);
+        linear[tiled].resize(static_cast<size_t>(tokens * rows));
+        table.linear({prepared.data(), row_bytes, tokens, cols, c.group_size, packed.data(), 0,
+                      panels, nullptr, false, linear[tiled].data(), kF32, rows, rows});
+        gate_up[tiled].resize(static_cast<size_t>(tokens * rows));
+        table.gate_up({prepared.data(), row_bytes, tokens, cols, c.group_size, packed.data(), 0,
+                       panels, nullptr, nullptr, kGelu, gate_up[tiled].data(), kF32, rows, rows});
+        EXPECT_FALSE(emulated_tiles_are_configured());
+      }
+      EXPECT_GT(emulated_tile_products(), products_before);
+      EXPECT_EQ(linear[1], linear[0]) << "format " << c.format << ", " << tokens << " tokens";
+      EXPECT_EQ(gate_up[1], gate_up[0]) << "format " << c.format << ", " << tokens << " tokens";
+    }
+  }
+}
+
+TEST(TiledLinear, LeavesFewTokensToVectors) {
+  const Bf16Weight weight(16, 64, 12);
+  for (const int64_t tokens : {1, 8, 9, 33}) {
+    const Tokens x(tokens, 64, 13);
+    std::vector<float> out(static_cast<size_t>(16 * tokens));
+    const int64_t before = emulated_tile_products();
+    kernels().packed_linear[kBf16][0].linear({x.prepared.data(), x.row_bytes, tokens, 64, 0,
+                                              weight.packed.data(), 0, 1, nullptr, false,
+                                              out.data(), kF32, 16, 16});
+    const int64_t token_tiles = tokens < 9 ? 0 : rounded_up(tokens, 16) / 16;
+    EXPECT_EQ(emulated_tile_products() - before, 2 * token_tiles) << tokens;
+  }
+}
+
 // A token's sums do not depend on the others: neither their number nor a NaN among them.
 TEST(TiledLinear, KeepsTokensApart) {
   const int64_t tokens = 45, rows = 32, cols = 70;
