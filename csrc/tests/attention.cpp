@@ -1,6 +1,7 @@
 #include <cmath>
 #include <limits>
 
+#include "emulated_amx.h"
 #include "kernel_tables.h"
 
 namespace fasttps::cpu {
@@ -202,6 +203,12 @@ TEST_P(AttentionKernel, MatchesFloat64UnderCausalLimitsMasksAndSoftcap) {
   for (const ElementType type : {kF32, kBf16, kInt8}) {
     expect_exact({.rows = 23, .positions = 150, .head_dim = 64, .type = type, .causal = true});
     expect_exact({.rows = 64, .positions = 64, .head_dim = 24, .type = type, .causal = true});
+    expect_exact({.rows = 48,
+                  .positions = 150,
+                  .head_dim = 48,
+                  .type = type,
+                  .causal = true,
+                  .hidden = hidden});
     expect_exact({.rows = 9,
                   .positions = 150,
                   .head_dim = 64,
@@ -262,7 +269,27 @@ TEST_P(AttentionKernel, NaNOfAVisiblePositionPropagates) {
   }
 }
 
+TEST(TiledPrefill, MultipliesByTilesWhereItMay) {
+  const KernelTable& table = kEmulatedAmxKernels;
+  const auto products = [&](Case c) {
+    const int64_t before = emulated_tile_products();
+    Attention(table, c).run(table.causal_prefill);
+    EXPECT_FALSE(emulated_tiles_are_configured());
+    return emulated_tile_products() - before;
+  };
+  Case c{.rows = 48, .positions = 100, .head_dim = 64, .type = kBf16, .bf16_query = true};
+  // 64 keys, then 36: 4 and 3 tiles of keys and twice 4 of values, by 3 of rows and 2 steps.
+  EXPECT_EQ(products(c), (4 + 3 + 2 * 4) * 3 * 2);
+  c.bf16_query = false;
+  EXPECT_EQ(products(c), 0);
+  c.bf16_query = true;
+  c.head_dim = 20;
+  EXPECT_EQ(products(c), 0);
+}
+
 FASTTPS_EVERY_ISA(AttentionKernel);
+INSTANTIATE_TEST_SUITE_P(Emulated, AttentionKernel, testing::Values(&kEmulatedAmxKernels),
+                         isa_name);
 
 }  // namespace
 }  // namespace fasttps::cpu

@@ -9,6 +9,7 @@ namespace {
 
 struct Vec {
   using Int = OneQuad;
+  using Pairs = OneQuad;
   static constexpr int64_t kLanes = 1;
   static constexpr bool kBf16Dot = false;
   float v;

@@ -82,7 +82,7 @@ struct PairProduct {
     return bf16_to_f32(static_cast<uint16_t>(j % 2 == 0 ? pair : pair >> 16));
   }
 
-  void values(const KeyBlock& block) const {
+  void pair_values(const KeyBlock& block) const {
     for (int64_t j = 0; j < block.count; j += 2) {
       const auto* even = value_row<Element>(task, block.position + j);
       const auto* odd = even + task.v_stride;
@@ -95,6 +95,9 @@ struct PairProduct {
         exact_bf16_pairs(first, second).store(to + d);
       }
     }
+  }
+  void values(const KeyBlock& block) const {
+    pair_values(block);
     transposed_matmul<Vec, PairProduct>(
         {reinterpret_cast<const char*>(value), 4, task.padded_dim * 4}, task.head_dim, weights,
         s.stride, (block.count + 1) / 2, s.rescale, s.out);

@@ -44,28 +44,29 @@ inline void zero_sums() {
   if constexpr (kTokenTiles == 2 && kPanels == 2) Tiles::template zero<3>();
 }
 
-// sums[token][panel][16], of 4 bytes.
+// The sums of a token lie `row` apart: [panel][16], of 4 bytes.
 template <class Tiles, int kTokenTiles, int kPanels, class Sum>
-inline void store_sums(Sum* sums) {
-  constexpr int64_t kStride = kPanels * kPanelRows * sizeof(Sum);
-  Sum* more = sums + kTileRows * kPanels * kPanelRows;
-  Tiles::template store<0>(sums, kStride);
-  if constexpr (kPanels == 2) Tiles::template store<1>(sums + kPanelRows, kStride);
-  if constexpr (kTokenTiles == 2) Tiles::template store<2>(more, kStride);
+inline void store_sums(Sum* sums, int64_t row = kPanels * kPanelRows) {
+  const int64_t stride = row * static_cast<int64_t>(sizeof(Sum));
+  Sum* more = sums + kTileRows * row;
+  Tiles::template store<0>(sums, stride);
+  if constexpr (kPanels == 2) Tiles::template store<1>(sums + kPanelRows, stride);
+  if constexpr (kTokenTiles == 2) Tiles::template store<2>(more, stride);
   if constexpr (kTokenTiles == 2 && kPanels == 2) {
-    Tiles::template store<3>(more + kPanelRows, kStride);
+    Tiles::template store<3>(more + kPanelRows, stride);
   }
 }
 
-// Adds the products of tiles at x and at a panel each.
+// Adds the products of the tiles at x and at the panels, whose rows lie x_bytes and panel_row_bytes
+// apart.
 template <class Tiles, int kTokenTiles, int kPanels, class Dot>
 inline void add_products(const void* x, int64_t x_bytes, const void* const* panels,
-                         const Dot& dot) {
-  Tiles::template load<6>(panels[0], kTileRowBytes);
+                         int64_t panel_row_bytes, const Dot& dot) {
+  Tiles::template load<6>(panels[0], panel_row_bytes);
   Tiles::template load<4>(x, x_bytes);
   dot.template operator()<0, 4, 6>();
   if constexpr (kPanels == 2) {
-    Tiles::template load<7>(panels[1], kTileRowBytes);
+    Tiles::template load<7>(panels[1], panel_row_bytes);
     dot.template operator()<1, 4, 7>();
   }
   if constexpr (kTokenTiles == 2) {
@@ -138,7 +139,8 @@ struct TiledBf16Product {
   static void step(const char* x, int64_t x_bytes, const char* panels, int64_t panel_bytes) {
     const void* const of_panels[] = {panels, panels + (kPanels - 1) * panel_bytes};
     add_products<Tiles, kTokenTiles, kPanels>(
-        x, x_bytes, of_panels, []<int c, int a, int b>() { Tiles::template dot_bf16<c, a, b>(); });
+        x, x_bytes, of_panels, kTileRowBytes,
+        []<int c, int a, int b>() { Tiles::template dot_bf16<c, a, b>(); });
   }
 };
 
@@ -189,7 +191,7 @@ struct TiledInt8Product : QuantizedProduct<VecType, Weight> {
           const void* const of_panels[] = {bytes[0] + at, bytes[kPanels - 1] + at};
           zero_sums<Tiles, kTokenTiles, kPanels>();
           add_products<Tiles, kTokenTiles, kPanels>(
-              x->q + k * kRunCols / kSub, in.activation_bytes, of_panels,
+              x->q + k * kRunCols / kSub, in.activation_bytes, of_panels, kTileRowBytes,
               []<int c, int a, int b>() { Tiles::template dot_s8u8<c, a, b>(); });
           store_sums<Tiles, kTokenTiles, kPanels>(sums[k]);
         }
