@@ -76,6 +76,12 @@ const KernelTable& kernels() {
   return active_table();
 }
 
+const PackedLinearRow& linear_kernels(int64_t format) {
+  const KernelTable& table = kernels();
+  const bool by_fma = format == kBf16 && bf16_product() == Bf16Product::kFma;
+  return by_fma ? table.packed_linear_bf16_fma : table.packed_linear[format];
+}
+
 std::string active_isa() { return active_table().isa; }
 
 }  // namespace fasttps::cpu

@@ -11,6 +11,9 @@ namespace fasttps::cpu {
 // Throws c10::ValueError if FASTTPS_ISA or FASTTPS_BF16_GEMM names what cannot run here.
 const KernelTable& kernels();
 
+// The products of a packed format in the active table; of bf16, those that bf16_product() chooses.
+const PackedLinearRow& linear_kernels(int64_t format);
+
 std::vector<std::string> known_isas();  // of this build, fastest first
 std::vector<std::string> isas();        // those that run here, fastest first
 std::string active_isa();

@@ -234,6 +234,9 @@ struct KernelTable {
   int64_t (*argmax_f32)(const float* x, int64_t count);
 
   PackedLinearRow packed_linear[kPackedFormats];
+  // bf16 weights by f32 FMA, for CPUs where that is faster than vdpbf16ps; packed_linear[kBf16] of
+  // a table that has no vdpbf16ps.
+  PackedLinearRow packed_linear_bf16_fma;
   // One token x [cols] as activations of a kind, zero up to cols_padded. By ElementType of x.
   void (*prepare[kActivationKinds][kFloatTypes])(const void* x, int64_t cols, int64_t cols_padded,
                                                  void* activation);

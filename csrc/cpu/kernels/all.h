@@ -56,6 +56,7 @@ constexpr KernelTable kernel_table_for(const char* isa, uint32_t required_featur
        quantized_linear_kernels<Vec, Int4MinWeight>(),
        quantized_linear_kernels<Vec, Int8GroupWeight>(), quantized_linear_kernels<Vec, Q4KWeight>(),
        quantized_linear_kernels<Vec, Q6KWeight>()},
+      float_linear_kernels<WidenedProduct<Vec, Bf16>>(),
       {{prepare_f32<Vec, F32>, prepare_f32<Vec, Bf16>, prepare_f32<Vec, F16>},
        {prepare_bf16<Vec, F32>, prepare_bf16<Vec, Bf16>, prepare_bf16<Vec, F16>},
        {prepare_int8<Vec, F32>, prepare_int8<Vec, Bf16>, prepare_int8<Vec, F16>}},

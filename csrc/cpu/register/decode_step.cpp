@@ -39,7 +39,7 @@ PackedMatrix matrix(const at::Tensor& packed, PackedFormat format, int64_t rows,
   PackedMatrix m;
   m.packed = packed.const_data_ptr();
   m.format = static_cast<int>(format);
-  m.kernels = &kernels().packed_linear[m.format][int8_activation ? 1 : 0];
+  m.kernels = &linear_kernels(m.format)[int8_activation ? 1 : 0];
   m.rows = rows;
   m.cols = cols;
   m.cols_padded = packed_cols(format, cols, group_size);

@@ -28,8 +28,8 @@ at::Tensor gate_up_silu_mlp(const at::Tensor& x, const at::Tensor& gate_up, cons
   const at::Tensor rows = at::reshape(x, {shape.tokens, shape.hidden_size});
 
   const int int8 = int8_activation ? 1 : 0;
-  const PackedLinearKernels& gate_up_table = kernels().packed_linear[gate_up_format][int8];
-  const PackedLinearKernels& down_table = kernels().packed_linear[down_format][int8];
+  const PackedLinearKernels& gate_up_table = linear_kernels(gate_up_format)[int8];
+  const PackedLinearKernels& down_table = linear_kernels(down_format)[int8];
   const int64_t hidden_cols =
       packed_cols(shape.gate_up_format, shape.hidden_size, gate_up_group_size);
   const int64_t intermediate_cols =

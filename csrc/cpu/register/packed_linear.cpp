@@ -22,7 +22,7 @@ at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& packed, int64_t 
   at::Tensor out = empty_packed_linear(x, rows);
   if (shape.tokens == 0) return out;
   const at::Tensor tokens_of_x = at::reshape(x, {shape.tokens, shape.cols});
-  const PackedLinearKernels& table = kernels().packed_linear[format][int8_activation ? 1 : 0];
+  const PackedLinearKernels& table = linear_kernels(format)[int8_activation ? 1 : 0];
   const int64_t cols = packed_cols(shape.format, shape.cols, group_size);
   const int64_t block = std::min(kHeldTokens, shape.tokens);
   Activations activations(table.kind, block, shape.cols, cols);
