@@ -182,9 +182,10 @@ TEST(TiledLinear, MatchesFloat64) {
     const std::vector<float> bias = normal(static_cast<size_t>(rounded_up(rows, kPanelRows)), 3);
     const int64_t stride = rows + 3;
     const std::vector<float> before = normal(static_cast<size_t>(tokens * stride), 4);
-    const PackedLinearKernels& linear = kernels().packed_linear[kBf16][0];
-    ASSERT_EQ(linear.kind, kActBf16);
     for (const bool accumulate : {false, true}) {
+      const PackedLinearKernels& linear =
+          accumulate ? kernels().packed_linear_bf16_fma[0] : kernels().packed_linear[kBf16][0];
+      ASSERT_EQ(linear.kind, kActBf16);
       std::vector<float> out = before;
       linear.linear({x.prepared.data(), x.row_bytes, tokens, rounded_up(cols, 2), 0,
                      weight.packed.data(), 0, rounded_up(rows, kPanelRows) / kPanelRows,

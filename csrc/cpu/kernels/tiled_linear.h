@@ -287,6 +287,7 @@ constexpr KernelTable with_tiles(KernelTable table) {
   constexpr auto bf16 = tiled_linear_kernels<Bf16Few, TiledBf16Product<Vec, Tiles>, Tiles>();
   PackedLinearRow* rows = table.packed_linear;  // by format
   rows[1] = {{bf16, bf16}};
+  table.packed_linear_bf16_fma = rows[1];  // tiles are faster than either way of vectors
   rows[3] = tiled_quantized_kernels<Vec, Tiles, Int8Weight>(rows[3]);
   rows[4] = tiled_quantized_kernels<Vec, Tiles, Int4Weight>(rows[4]);
   rows[5] = tiled_quantized_kernels<Vec, Tiles, Int4MinWeight>(rows[5]);
