@@ -214,7 +214,9 @@ struct TiledInt8Product : QuantizedProduct<VecType, Weight> {
   // The quants of a run: [8][16 rows][4] bytes.
   static const uint8_t* run_bytes(const uint8_t* group, int64_t group_cols, int64_t run,
                                   uint8_t* unpacked) {
-    if constexpr (Weight::kRunBytes == kByteRunBytes) {
+    // A run of bytes lies in the panel as the tile wants it.
+    constexpr int64_t kGroup = Weight::group_cols(kRunCols);
+    if constexpr (Weight::group_bytes(kGroup) >= kGroup / kRunCols * kByteRunBytes) {
       return group + run * kByteRunBytes;
     } else {
       for (int j = 0; j < 4; ++j) {
