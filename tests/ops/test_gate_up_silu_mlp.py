@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fasttps import ops, reference
+from fasttps import isa, ops, reference
 from fasttps.reference import quantized
 from fasttps.reference.gate_up_silu_mlp import ACTIVATIONS
 from tests.support import errors
@@ -93,6 +93,14 @@ def test_tokens(device, dtype, tokens):
 def test_many_tokens(device, tokens):
     weights, _ = weights_of(17, 40, torch.bfloat16)
     check_mlp(device, randn(5, tokens, 17, dtype=torch.bfloat16), weights)
+
+
+@pytest.mark.parametrize("product", isa.bf16_products())
+def test_both_products_of_bf16(device_family, product):
+    weights, _ = weights_of(100, 70, torch.bfloat16)
+    for tokens in (8, 9, 250):
+        with isa.bf16_product_forced(product):
+            check_mlp(device_family, randn(5, tokens, 100, dtype=torch.bfloat16), weights)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fasttps import ops, reference
+from fasttps import isa, ops, reference
 from fasttps.reference import quantized
 from tests.support import errors
 from tests.support.accuracy import assert_accurate
@@ -63,6 +63,15 @@ def test_tokens(device, tokens):
     for dtype, rows in ((torch.bfloat16, 40), (torch.float32, 17)):
         weight = weight_of(rows, 50, dtype)
         check_linear(device, randn(5, tokens, 50, dtype=dtype), weight)
+
+
+@pytest.mark.parametrize("product", isa.bf16_products())
+@pytest.mark.parametrize("tokens", [8, 9, 30])
+def test_both_products_of_bf16(device_family, product, tokens):
+    """Many tokens are multiplied by the one chosen; both are exact, and differ in their sums."""
+    weight, x = weight_of(40, 600, torch.bfloat16), randn(5, tokens, 600, dtype=torch.bfloat16)
+    with isa.bf16_product_forced(product):
+        check_linear(device_family, x, weight)
 
 
 @pytest.mark.parametrize("cols", [127, 128, 129, 1000])

@@ -17,6 +17,7 @@ struct Int {  // eight lanes of 32 bits, or of four bytes
 
 struct Vec {
   using Int = ::Int;
+  static constexpr bool kHasLookup = false;
   static constexpr int64_t kLanes = 8;
   static constexpr bool kBf16Dot = false;
   __m256 v;
@@ -198,6 +199,13 @@ inline Int shift_left(Int a) {
 template <int kBits>
 inline Int shift_right(Int a) {
   return {_mm256_srli_epi32(a.v, kBits)};
+}
+// The sum of 16 bytes.
+inline int32_t sum_of_16(const int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m128i above = _mm_xor_si128(bytes, _mm_set1_epi8(-128));  // + 128: unsigned
+  const __m128i halves = _mm_sad_epu8(above, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 16 * 128;
 }
 inline Vec to_float(Int a) { return {_mm256_cvtepi32_ps(a.v)}; }
 // sum + the products of unsigned bytes of u with signed bytes of s. Even and odd bytes are widened

@@ -33,9 +33,18 @@ inline Avx512Int shift_right(Avx512Int a) {
   return {_mm512_srli_epi32(a.v, kBits)};
 }
 
+// The sum of 16 bytes.
+inline int32_t sum_of_16(const int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m128i above = _mm_xor_si128(bytes, _mm_set1_epi8(-128));  // + 128: unsigned
+  const __m128i halves = _mm_sad_epu8(above, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 16 * 128;
+}
+
 template <bool kHasBf16Dot>
 struct Avx512Vec {
   using Int = Avx512Int;
+  static constexpr bool kHasLookup = true;
   static constexpr int64_t kLanes = 16;
   static constexpr bool kBf16Dot = kHasBf16Dot;
   __m512 v;
@@ -187,6 +196,10 @@ struct Avx512Vec {
     const __m512i at = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     a.v = _mm512_permutex2var_ps(even.v, at, odd.v);
     b.v = _mm512_permutex2var_ps(even.v, _mm512_add_epi32(at, _mm512_set1_epi32(8)), odd.v);
+  }
+  // Lane i: table[index of lane i mod 16].
+  friend Avx512Vec lookup(Avx512Vec table, Avx512Int index) {
+    return {_mm512_permutexvar_ps(index.v, table.v)};
   }
   friend float reduce_add(Avx512Vec a) { return _mm512_reduce_add_ps(a.v); }
   friend float reduce_max(Avx512Vec a) { return _mm512_reduce_max_ps(a.v); }

@@ -10,6 +10,7 @@ namespace {
 struct Vec {
   using Int = OneQuad;
   using Pairs = OneQuad;
+  static constexpr bool kHasLookup = false;
   static constexpr int64_t kLanes = 1;
   static constexpr bool kBf16Dot = false;
   float v;
@@ -80,6 +81,11 @@ inline void interleave(Vec even, Vec odd, Vec& a, Vec& b) {
 }
 inline float reduce_add(Vec a) { return a.v; }
 inline float reduce_max(Vec a) { return a.v; }
+inline int32_t sum_of_16(const int8_t* p) {
+  int32_t sum = 0;
+  for (int i = 0; i < 16; ++i) sum += p[i];
+  return sum;
+}
 inline Vec to_float(OneQuad a) { return {static_cast<float>(static_cast<int32_t>(a.v))}; }
 // sum + the products of unsigned bytes of u with signed bytes of s.
 inline OneQuad dot_bytes(OneQuad sum, OneQuad u, OneQuad s) {

@@ -50,7 +50,7 @@ constexpr KernelTable kernel_table_for(const char* isa, uint32_t required_featur
       merge_attention<Vec>,
       rms_norm_row<Vec>,
       argmax_f32<Vec>,
-      {float_linear_kernels<F32Product<Vec>>(), float_linear_kernels<Bf16Product<Vec>>(),
+      {float_linear_kernels<F32Product<Vec>>(), float_linear_kernels<Bf16Linear<Vec>>(),
        float_linear_kernels<WidenedProduct<Vec, F16>>(),
        quantized_linear_kernels<Vec, Int8Weight>(), quantized_linear_kernels<Vec, Int4Weight>(),
        quantized_linear_kernels<Vec, Int4MinWeight>(),

@@ -10,6 +10,8 @@ struct TileInput {
   int64_t activation_bytes;
   int64_t cols;
   int64_t group_size;
+  bool
+      fetch_ahead;  // few tokens, so weights come from memory; and these are the first to meet them
 };
 
 // A product says how one format is multiplied with one kind of activation:
@@ -20,7 +22,7 @@ struct TileInput {
 //   kMostTokens  tokens that the registers have room for, by panels
 //   add<panels, tokens>
 //                totals[token][panel][16] += columns [begin, end) . tokens; begin is a multiple of
-//                kBlock
+//                kBlock; token_stride floats between tokens
 // One that declares kTiled has, instead of the last two, add_all<panels> for any number of tokens.
 
 // A strip is one vector of rows of a panel. Calls strips(panels, lane, totals) until all rows of
@@ -42,7 +44,7 @@ template <class Vec, int kPanels>
 inline constexpr int kStrips = Vec::kLanes == kPanelRows ? kPanels : 1;
 
 // How far ahead of its use a stream of weights is fetched.
-inline constexpr int64_t kPrefetchBytes = 2048;
+inline constexpr int64_t kPrefetchBytes = 8192;
 
 template <int64_t kBytes>
 inline void prefetch(const void* p) {
@@ -56,7 +58,7 @@ inline void prefetch(const void* p) {
 template <class Step>
 struct SteppedProduct : Step {
   using Vec = typename Step::Vec;
-  static constexpr int64_t kBlock = 128;
+  static constexpr int64_t kBlock = Step::kBlock;
   template <int kPanels>
   static constexpr int kMostTokens = Vec::kLanes == 16  ? (kPanels == 2 ? 12 : 4)
                                      : Vec::kLanes == 8 ? 8
@@ -67,10 +69,11 @@ struct SteppedProduct : Step {
   }
 
   template <int kPanels, int kTokens>
-  static void add(const TileInput& in, int64_t begin, int64_t end, float* totals) {
+  static void add(const TileInput& in, int64_t begin, int64_t end, float* totals,
+                  int64_t token_stride) {
     constexpr int strips = kStrips<Vec, kPanels>;
     for_each_strip<Vec, kPanels>(in, totals, [&](const char* panel, int64_t lane, float* to) {
-      add_strips<strips, kTokens>(in, panel, lane, begin, end, to, kPanels * kPanelRows);
+      add_strips<strips, kTokens>(in, panel, lane, begin, end, to, token_stride);
     });
   }
 
@@ -96,7 +99,7 @@ struct SteppedProduct : Step {
       typename Step::Weights of_rows[strips];
       for (int s = 0; s < strips; ++s) {
         const Panel* at = weights + s * panel_elements + col * kPanelRows;
-        if constexpr (kTokens < 6) prefetch<64>(at);
+        if (in.fetch_ahead) prefetch<64>(at);
         of_rows[s] = Step::load(at);
       }
 #pragma GCC unroll 16
@@ -132,6 +135,7 @@ struct F32Step {
   using Weights = Vec;
   using Spread = Vec;
   static constexpr ActivationKind kKind = kActF32;
+  static constexpr int64_t kBlock = 128;
   static constexpr int64_t kStep = 1;
 
   static Weights load(const Panel* p) { return Vec::load(p); }
@@ -149,6 +153,7 @@ struct WidenedStep {  // f32 activations; bf16 or f16 weights are widened in reg
   };
   using Spread = Weights;
   static constexpr ActivationKind kKind = kActF32;
+  static constexpr int64_t kBlock = 128;
   static constexpr int64_t kStep = 2;
 
   static Weights load(const Panel* p) {
@@ -170,6 +175,7 @@ struct Bf16DotStep {  // bf16 activations, products summed by the dot instructio
   using Weights = typename Vec::Int;
   using Spread = typename Vec::Int;
   static constexpr ActivationKind kKind = kActBf16;
+  static constexpr int64_t kBlock = 256;
   static constexpr int64_t kStep = 2;
 
   static Weights load(const Panel* p) { return Vec::Int::load(p); }
@@ -187,57 +193,86 @@ template <class Vec, class Element>
 using WidenedProduct = SteppedProduct<WidenedStep<Vec, Element>>;
 
 template <class Vec, bool kDot>
-struct Bf16ProductOf {
+struct Bf16LinearOf {
   using Product = WidenedProduct<Vec, Bf16>;
 };
 template <class Vec>
-struct Bf16ProductOf<Vec, true> {
+struct Bf16LinearOf<Vec, true> {
   using Product = SteppedProduct<Bf16DotStep<Vec>>;
 };
 template <class Vec>
-using Bf16Product = typename Bf16ProductOf<Vec, Vec::kBf16Dot>::Product;
+using Bf16Linear = typename Bf16LinearOf<Vec, Vec::kBf16Dot>::Product;
 
 // Tokens whose sums are kept while a block of columns passes.
-inline constexpr int64_t kTokenBlock = 128;
+inline constexpr int64_t kTokenBlock = 120;  // a multiple of what registers hold
 
-// Adds columns [begin, end) for `tokens` tokens, as many at once as the registers hold.
+// Adds columns [begin, end) for `tokens` tokens, as many at once as the registers hold. The sums of
+// tokens lie token_stride floats apart.
 template <class Product, int kPanels, int kTokens>
-inline void add_tiles(TileInput in, int64_t tokens, int64_t begin, int64_t end, float* totals) {
-  for (; tokens >= kTokens; tokens -= kTokens) {
-    Product::template add<kPanels, kTokens>(in, begin, end, totals);
+inline void add_tiles(TileInput in, int64_t tokens, int64_t begin, int64_t end, float* totals,
+                      int64_t token_stride) {
+  // Eight are two tiles of four rather than a full one and a rest.
+  for (; tokens >= kTokens && (tokens != 8 || kTokens <= 4); tokens -= kTokens) {
+    Product::template add<kPanels, kTokens>(in, begin, end, totals, token_stride);
     in.activation += kTokens * in.activation_bytes;
-    totals += kTokens * kPanels * kPanelRows;
+    in.fetch_ahead = false;
+    totals += kTokens * token_stride;
   }
   if constexpr (kTokens > 1) {
     constexpr int kFewer = kTokens > 4 ? 4 : kPanels == 2 ? 1 : kTokens / 2;
-    if (tokens > 0) add_tiles<Product, kPanels, kFewer>(in, tokens, begin, end, totals);
+    if (tokens > 0) {
+      add_tiles<Product, kPanels, kFewer>(in, tokens, begin, end, totals, token_stride);
+    }
   }
 }
+
+template <class Product>
+inline constexpr bool kIsTiled = requires { Product::kTiled; };
+
+// All columns of kPanels panels, a block at a time.
+template <class Product, int kPanels>
+inline void add_columns(const TileInput& in, int64_t tokens, float* totals, int64_t token_stride) {
+  for (int64_t begin = 0; begin < in.cols; begin += Product::kBlock) {
+    const int64_t end = begin + Product::kBlock < in.cols ? begin + Product::kBlock : in.cols;
+    if constexpr (kIsTiled<Product>) {
+      Product::template add_all<kPanels>(in, tokens, begin, end, totals);
+    } else {
+      add_tiles<Product, kPanels, Product::template kMostTokens<kPanels>>(in, tokens, begin, end,
+                                                                          totals, token_stride);
+    }
+  }
+}
+
+// For so few tokens memory is what limits, and one panel after the other, one stream of weights, is
+// read faster than two at once. With more, an activation in a register serves two panels.
+inline constexpr int64_t kFewTokens = 8;
+inline constexpr int64_t kTokensToFetchFor = 32;
 
 // finish(first token, tokens, totals[tokens][kPanels][16]) for all tokens of kPanels panels from
 // `panel` on.
 template <class Product, int kPanels, class Task, class Finish>
 inline void panel_products(const Task& task, int64_t panel, const Finish& finish) {
+  constexpr int64_t kTokenStride = kPanels * kPanelRows;
   const int64_t panel_bytes = Product::panel_bytes(task.cols, task.group_size);
   TileInput in{static_cast<const char*>(task.packed) + panel * panel_bytes,
                panel_bytes,
                static_cast<const char*>(task.activation),
                task.activation_bytes,
                task.cols,
-               task.group_size};
-  float totals[kTokenBlock * kPanels * kPanelRows];
+               task.group_size,
+               task.tokens <= kTokensToFetchFor};
+  float totals[kTokenBlock * kTokenStride];
   for (int64_t token = 0; token < task.tokens; token += kTokenBlock) {
     const int64_t left = task.tokens - token, tokens = left < kTokenBlock ? left : kTokenBlock;
-    for (int64_t i = 0; i < tokens * kPanels * kPanelRows; ++i) totals[i] = 0.0f;
-    for (int64_t begin = 0; begin < task.cols; begin += Product::kBlock) {
-      const int64_t end = begin + Product::kBlock < task.cols ? begin + Product::kBlock : task.cols;
-      if constexpr (requires { Product::kTiled; }) {
-        Product::template add_all<kPanels>(in, tokens, begin, end, totals);
-      } else {
-        constexpr int kMost = Product::template kMostTokens<kPanels>;
-        add_tiles<Product, kPanels, kMost>(in, tokens, begin, end, totals);
+    for (int64_t i = 0; i < tokens * kTokenStride; ++i) totals[i] = 0.0f;
+    const bool one_by_one = kPanels > 1 && task.tokens <= kFewTokens;
+    if constexpr (!kIsTiled<Product>) {
+      TileInput one = in;
+      for (int64_t p = 0; one_by_one && p < kPanels; ++p, one.panels += panel_bytes) {
+        add_columns<Product, 1>(one, tokens, totals + p * kPanelRows, kTokenStride);
       }
     }
+    if (!one_by_one) add_columns<Product, kPanels>(in, tokens, totals, kTokenStride);
     finish(token, tokens, totals);
     in.activation += tokens * task.activation_bytes;
   }
@@ -291,11 +326,10 @@ inline void linear_panels(const LinearTask& task, int64_t panel) {
       });
 }
 
-// Few tokens: one panel, so one stream of weights. Many: two, so that an activation serves twice.
 template <class Product>
 void linear(const LinearTask& task) {
   int64_t panel = task.panel_begin;
-  if (task.tokens > 8) {
+  if (task.tokens > kFewTokens) {
     for (; panel + 2 <= task.panel_end; panel += 2) linear_panels<Product, 2>(task, panel);
   }
   for (; panel < task.panel_end; ++panel) linear_panels<Product, 1>(task, panel);

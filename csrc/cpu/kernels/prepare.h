@@ -11,11 +11,20 @@ void prepare_f32(const void* x, int64_t cols, int64_t cols_padded, void* activat
   for (int64_t i = cols; i < cols_padded; ++i) to[i] = 0.0f;
 }
 
+template <class Element>
+inline constexpr bool kIsBf16 = false;
+template <>
+inline constexpr bool kIsBf16<Bf16> = true;
+
 template <class Vec, class Element>
 void prepare_bf16(const void* x, int64_t cols, int64_t cols_padded, void* activation) {
   const auto* from = static_cast<const typename Element::Storage*>(x);
   auto* to = static_cast<uint16_t*>(activation);
   int64_t i = 0;
+  if constexpr (kIsBf16<Element>) {
+    __builtin_memcpy(to, from, static_cast<uint64_t>(cols) * 2);
+    i = cols;
+  }
   for (; i + Vec::kLanes <= cols; i += Vec::kLanes) {
     Element::template load<Vec>(from + i).store_bf16(to + i);
   }
@@ -65,22 +74,20 @@ inline void quantize_run(const float* x, Int8Run& run) {
   const Vec scale = Vec::set(zero ? 1.0f : run.scale), keep = Vec::set(zero ? 0.0f : 1.0f);
   // A subnormal scale is too coarse to keep x / scale within 127 by itself.
   const Vec most = Vec::set(127.0f), least = Vec::set(-127.0f);
-  float sums[2];
+  int32_t sums[2];
   for (int half = 0; half < 2; ++half) {
-    Vec total = Vec::set(0.0f);
     for (int64_t i = 16 * half; i < 16 * half + 16; i += Vec::kLanes) {
       const Vec q = rint(max(least, min(most, Vec::load(x + i) / scale)));
       const Vec kept = finite ? q * keep : Vec::set(0.0f);
       kept.store_i8(run.q + i);
-      total = total + kept;
     }
-    sums[half] = reduce_add(total);
-    run.minus_32_sum[half] = -32 * static_cast<int32_t>(sums[half]);
+    sums[half] = sum_of_16(run.q + 16 * half);
+    run.minus_32_sum[half] = -32 * sums[half];
   }
-  const float sum = sums[0] + sums[1];
-  run.sum = run.scale * sum;
-  run.minus_128_sum = -128 * static_cast<int32_t>(sum);
-  run.minus_8_sum = -8 * static_cast<int32_t>(sum);
+  const int32_t sum = sums[0] + sums[1];
+  run.sum = run.scale * static_cast<float>(sum);
+  run.minus_128_sum = -128 * sum;
+  run.minus_8_sum = -8 * sum;
   run.unused[0] = run.unused[1] = 0;
 }
 

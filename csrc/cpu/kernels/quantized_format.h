@@ -46,7 +46,6 @@ inline Vec i8_rows(const uint8_t* p, int64_t lane) {
 }
 
 struct Bytes {
-  static constexpr int64_t kRunBytes = kByteRunBytes;
   static constexpr bool kSmall = false;  // whether two products with an int8 fit into 16 bits
   template <class Int>
   static void quad(const uint8_t* run, int64_t lane, int j, Int& low, Int& high) {
@@ -56,7 +55,6 @@ struct Bytes {
 };
 
 struct Nibbles {
-  static constexpr int64_t kRunBytes = kNibbleRunBytes;
   static constexpr bool kSmall = true;
   template <class Int>
   static void quad(const uint8_t* run, int64_t lane, int j, Int& low, Int& high) {
@@ -72,7 +70,7 @@ struct Int8Weight {
   static constexpr bool kHasMin = false;
   static constexpr bool kRowScale = true;
   static constexpr bool kSmall = Bytes::kSmall;
-  static constexpr int64_t kRunBytes = Bytes::kRunBytes;
+  static constexpr bool kIsNibbles = false;
   static constexpr int64_t group_cols(int64_t /*group_size*/) { return kRunCols; }
   static constexpr int64_t group_bytes(int64_t /*group*/) { return kByteRunBytes; }
   static constexpr int64_t kTailBytes = 4 * kPanelRows;
@@ -92,7 +90,7 @@ struct Int4Weight {
   static constexpr bool kHasMin = false;
   static constexpr bool kRowScale = false;
   static constexpr bool kSmall = Nibbles::kSmall;
-  static constexpr int64_t kRunBytes = Nibbles::kRunBytes;
+  static constexpr bool kIsNibbles = true;
   static constexpr int64_t kTailBytes = 0;
   static constexpr int64_t group_cols(int64_t group_size) { return group_size; }
   static constexpr int64_t group_bytes(int64_t group) {
@@ -129,7 +127,7 @@ struct Int8GroupWeight {
   static constexpr bool kHasMin = false;
   static constexpr bool kRowScale = false;
   static constexpr bool kSmall = Bytes::kSmall;
-  static constexpr int64_t kRunBytes = Bytes::kRunBytes;
+  static constexpr bool kIsNibbles = false;
   static constexpr int64_t kTailBytes = 0;
   static constexpr int64_t group_cols(int64_t /*group_size*/) { return kRunCols; }
   static constexpr int64_t group_bytes(int64_t /*group*/) { return kByteRunBytes + kScaleBytes; }
@@ -150,7 +148,7 @@ struct Q4KWeight {
   static constexpr bool kHasMin = true;
   static constexpr bool kRowScale = false;
   static constexpr bool kSmall = Nibbles::kSmall;
-  static constexpr int64_t kRunBytes = Nibbles::kRunBytes;
+  static constexpr bool kIsNibbles = true;
   static constexpr int64_t kTailBytes = 0;
   static constexpr int64_t kScales = 8 * kNibbleRunBytes, kMins = kScales + 8 * kPanelRows;
   static constexpr int64_t kD = kMins + 8 * kPanelRows, kDMin = kD + kScaleBytes;
@@ -175,7 +173,7 @@ struct Q6KWeight {
   static constexpr bool kHasMin = false;
   static constexpr bool kRowScale = false;
   static constexpr bool kSmall = true;
-  static constexpr int64_t kRunBytes = Nibbles::kRunBytes;
+  static constexpr bool kIsNibbles = false;
   static constexpr int64_t kTailBytes = 0;
   static constexpr int64_t kHigh = 8 * kNibbleRunBytes, kHighRunBytes = kNibbleRunBytes / 2;
   static constexpr int64_t kScales = kHigh + 8 * kHighRunBytes;

@@ -3,6 +3,11 @@
 namespace fasttps::cpu {
 namespace {
 
+// Bytes from one run to the next, its share of the scales of the smallest group counted.
+template <class Weight>
+inline constexpr int64_t kRunStride =
+    Weight::group_bytes(Weight::group_cols(kRunCols)) * kRunCols / Weight::group_cols(kRunCols);
+
 template <class VecType, class Weight>
 struct QuantizedProduct {
   using Vec = VecType;
@@ -47,11 +52,12 @@ struct Int8Product : QuantizedProduct<VecType, Weight> {
   }
 
   template <int kPanels, int kTokens>
-  static void add(const TileInput& in, int64_t begin, int64_t end, float* totals) {
+  static void add(const TileInput& in, int64_t begin, int64_t end, float* totals,
+                  int64_t token_stride) {
     constexpr int strips = kStrips<Vec, kPanels>;
     for_each_strip<Vec, kPanels>(in, totals, [&](const char* panel, int64_t lane, float* to) {
       add_strips<strips, kTokens>(in, reinterpret_cast<const uint8_t*>(panel), lane, begin, end, to,
-                                  kPanels * kPanelRows);
+                                  token_stride);
     });
   }
 
@@ -78,10 +84,10 @@ struct Int8Product : QuantizedProduct<VecType, Weight> {
             for (int s = 0; s < strips; ++s) sums[s][k][m] = start;
           }
         }
-        if constexpr (kTokens < 6) {
+        if (in.fetch_ahead) {
           for (int s = 0; s < strips; ++s) {
             if (lane == 0) {
-              prefetch<Weight::kRunBytes>(group + s * in.panel_bytes + run * (group_bytes / runs));
+              prefetch<kRunStride<Weight>>(group + s * in.panel_bytes + run * (group_bytes / runs));
             }
           }
         }
@@ -135,6 +141,14 @@ struct Constant {
   static constexpr int value = kValue;
 };
 
+// first, first + 1, ... in the lanes.
+template <class Vec>
+inline Vec lookup_table(float first) {
+  float lanes[Vec::kLanes];
+  for (int i = 0; i < Vec::kLanes; ++i) lanes[i] = first + static_cast<float>(i);
+  return Vec::load(lanes);
+}
+
 // f32 activations: the weights are dequantised in registers.
 template <class VecType, class Weight>
 struct DequantizedProduct : QuantizedProduct<VecType, Weight> {
@@ -143,21 +157,26 @@ struct DequantizedProduct : QuantizedProduct<VecType, Weight> {
   using typename Base::Vec;
   static constexpr ActivationKind kKind = kActF32;
   template <int kPanels>
-  static constexpr int kMostTokens = Vec::kLanes == 16  ? (kPanels == 2 ? 12 : 4)
+  static constexpr int kMostTokens = Vec::kLanes == 16  ? (kPanels == 2 ? 8 : 4)
                                      : Vec::kLanes == 8 ? 8
                                                         : 2;
 
   template <int kPanels, int kTokens>
-  static void add(const TileInput& in, int64_t begin, int64_t end, float* totals) {
+  static void add(const TileInput& in, int64_t begin, int64_t end, float* totals,
+                  int64_t token_stride) {
     constexpr int strips = kStrips<Vec, kPanels>;
     for_each_strip<Vec, kPanels>(in, totals, [&](const char* panel, int64_t lane, float* to) {
       add_strips<strips, kTokens>(in, reinterpret_cast<const uint8_t*>(panel), lane, begin, end, to,
-                                  kPanels * kPanelRows);
+                                  token_stride);
     });
   }
 
+  // Columns b = kShift / 8 of the four of a quad, as floats. Where a vector has a table of 16
+  // entries and a quant has 4 bits, one lookup finds q - kOffset; else q is converted.
+  static constexpr bool kLookup = Vec::kHasLookup && Weight::kIsNibbles;
+
   template <int kShift>
-  static Vec byte_of(Int quad) {
+  static Vec quants(Int quad) {
     if constexpr (kShift == 24) {
       return to_float(shift_right<24>(quad));
     } else {
@@ -167,6 +186,8 @@ struct DequantizedProduct : QuantizedProduct<VecType, Weight> {
   static Vec dequantized(Vec q, const RunScales<Vec>& scales, int sub_block) {
     if constexpr (Weight::kRowScale) {
       return q + scales.shift[sub_block];
+    } else if constexpr (kLookup && !Weight::kHasMin) {
+      return q * scales.scale[0];
     } else {
       return fmadd(q, scales.scale[sub_block], scales.shift[sub_block]);
     }
@@ -176,16 +197,29 @@ struct DequantizedProduct : QuantizedProduct<VecType, Weight> {
   static void add_strips(const TileInput& in, const uint8_t* panel, int64_t lane, int64_t begin,
                          int64_t end, float* totals, int64_t token_stride) {
     // Few sums at once depend on each other too closely: the four columns then have their own.
-    constexpr int kTurns = strips * kTokens >= 4 ? 1 : 4;
+    constexpr int kSums = strips * kTokens;
+    constexpr int kTurns = kSums >= 8 ? 1 : kSums >= 4 ? 2 : 4;
+    // Few tokens share too little to scale each weight: the sums of a run are scaled instead.
+    constexpr bool kScaleSums = kLookup && !Weight::kHasMin && kTurns == 4;
     const int64_t group_cols = Weight::group_cols(in.group_size);
     const int64_t group_bytes = Weight::group_bytes(group_cols);
     const int64_t runs = group_cols / kRunCols;
     const auto* x = reinterpret_cast<const float*>(in.activation) + begin;
     const int64_t x_stride = in.activation_bytes / 4;
     const uint8_t* group = panel + begin / group_cols * group_bytes;
+    const Vec table = lookup_table<Vec>(static_cast<float>(-Weight::kOffset));
+    Vec total[strips][kTokens];
     Vec acc[kTurns][strips][kTokens];
-    for (auto& turn : acc) {
-      for (auto& strip : turn) {
+    const auto start = [&] {
+      for (auto& turn : acc) {
+        for (auto& strip : turn) {
+          for (Vec& sum : strip) sum = Vec::set(0.0f);
+        }
+      }
+    };
+    start();
+    if constexpr (kScaleSums) {
+      for (auto& strip : total) {
         for (Vec& sum : strip) sum = Vec::set(0.0f);
       }
     }
@@ -195,16 +229,21 @@ struct DequantizedProduct : QuantizedProduct<VecType, Weight> {
         for (int s = 0; s < strips; ++s) {
           const uint8_t* of = group + s * in.panel_bytes;
           scales[s] = Weight::template scales<Vec>(of, group_cols, run, lane);
-          if constexpr (kTokens < 6) {
-            if (lane == 0) prefetch<Weight::kRunBytes>(of + run * (group_bytes / runs));
+          if (in.fetch_ahead) {
+            if (lane == 0) prefetch<kRunStride<Weight>>(of + run * (group_bytes / runs));
           }
         }
-        const auto columns = [&](const Int* q, int half, int64_t at, auto shift,
+        const auto columns = [&](const Int* quad, int half, int64_t at, auto shift,
                                  Vec(&turn)[strips][kTokens]) {
           const int k = half < Weight::kSubBlocks ? half : 0;
           Vec weight[strips];
           for (int s = 0; s < strips; ++s) {
-            weight[s] = dequantized(byte_of<decltype(shift)::value>(q[s]), scales[s], k);
+            if constexpr (kLookup) {
+              weight[s] = lookup(table, shift_right<decltype(shift)::value>(quad[s]));
+            } else {
+              weight[s] = quants<decltype(shift)::value>(quad[s]);
+            }
+            if constexpr (!kScaleSums) weight[s] = dequantized(weight[s], scales[s], k);
           }
 #pragma GCC unroll 16
           for (int m = 0; m < kTokens; ++m) {
@@ -230,12 +269,21 @@ struct DequantizedProduct : QuantizedProduct<VecType, Weight> {
             }
           }
         }
+        if constexpr (kScaleSums) {
+          for (int s = 0; s < strips; ++s) {
+            for (int m = 0; m < kTokens; ++m) {
+              const Vec sum = (acc[0][s][m] + acc[1][s][m]) + (acc[2][s][m] + acc[3][s][m]);
+              total[s][m] = fmadd(sum, scales[s].scale[0], total[s][m]);
+            }
+          }
+          start();
+        }
       }
     }
     for (int s = 0; s < strips; ++s) {
       for (int m = 0; m < kTokens; ++m) {
-        Vec sum = acc[0][s][m];
-        for (int t = 1; t < kTurns; ++t) sum = sum + acc[t][s][m];
+        Vec sum = kScaleSums ? total[s][m] : acc[0][s][m];
+        for (int t = 1; t < kTurns && !kScaleSums; ++t) sum = sum + acc[t][s][m];
         Base::add_to(totals + m * token_stride + s * kPanelRows, sum, panel + s * in.panel_bytes,
                      in, lane);
       }

@@ -12,7 +12,7 @@ namespace fasttps::cpu {
 namespace {
 
 // Tokens whose intermediate is held at once.
-constexpr int64_t kTokenBlock = 256;
+constexpr int64_t kTokenBlock = 240;
 
 at::Tensor gate_up_silu_mlp(const at::Tensor& x, const at::Tensor& gate_up, const at::Tensor& down,
                             int64_t gate_up_format, int64_t down_format, int64_t intermediate_size,

@@ -12,7 +12,7 @@ namespace fasttps::cpu {
 namespace {
 
 // Tokens whose activations are held at once.
-constexpr int64_t kHeldTokens = 256;
+constexpr int64_t kHeldTokens = 240;
 
 at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& packed, int64_t format,
                          int64_t rows, int64_t group_size, bool int8_activation,
