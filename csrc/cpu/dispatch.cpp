@@ -29,12 +29,20 @@ const KernelTable* find_runnable(const char* source, const std::string& isa) {
                     "'");
 }
 
+// The fastest that runs here and has run on some CPU before.
+const char* default_isa() {
+  for (const KernelTable* table : kernel_tables()) {
+    if (missing_feature_bits(*table) == 0 && is_proven(*table)) return table->isa;
+  }
+  return kernel_tables().back()->isa;
+}
+
 const KernelTable& active_table() {
   const KernelTable* table = active.load(std::memory_order_acquire);
   if (table == nullptr) {
     const char* forced = std::getenv("FASTTPS_ISA");
     const bool is_forced = forced != nullptr && *forced != '\0';
-    table = find_runnable("FASTTPS_ISA", is_forced ? forced : isas().front());
+    table = find_runnable("FASTTPS_ISA", is_forced ? forced : default_isa());
     active.store(table, std::memory_order_release);
   }
   return *table;

@@ -123,4 +123,6 @@ const char* feature_name(CpuFeature bit) {
   return "unknown";
 }
 
+bool is_proven(const KernelTable& table) { return (table.required_features & kAmxTileBit) == 0; }
+
 }  // namespace fasttps::cpu

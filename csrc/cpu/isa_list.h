@@ -16,6 +16,10 @@ uint32_t cpu_features();
 // The AMX bits by EDX of CPUID leaf 7 and by XCR0: none unless the operating system saves tiles.
 uint32_t amx_features(uint32_t leaf7_edx, uint64_t xcr0);
 
+// Whether `table` has run on a CPU, rather than on an emulation alone. Others are not chosen unless
+// they are asked for.
+bool is_proven(const KernelTable& table);
+
 // Required by `table` and not offered here: 0 if the table runs.
 uint32_t missing_feature_bits(const KernelTable& table);
 

@@ -49,5 +49,11 @@ TEST(IsaList, AmxNeedsTilesThatTheSystemSaves) {
   EXPECT_EQ(amx_features(0, kSaved), 0u);
 }
 
+TEST(IsaList, OnlyAmxIsUnproven) {
+  for (const KernelTable* table : kernel_tables()) {
+    EXPECT_EQ(is_proven(*table), std::string(table->isa) != "avx512_amx") << table->isa;
+  }
+}
+
 }  // namespace
 }  // namespace fasttps::cpu
