@@ -108,18 +108,18 @@ def ways(model: Any, dtype: torch.dtype) -> Iterator[Way]:
     """The formats of `fasttps.patch`, then llama.cpp's."""
     cols = model.config.hidden_size
     bits = {"bf16": 16.0, "int8": 8 + 32 / cols}
-    kinds: list[tuple[str, int | None]] = [("bf16", None), ("int8", None), ("int8", 32)]
+    kinds: list[tuple[str, int | None]] = [("bf16", None), ("int8", 0), ("int8", 32)]
     kinds += [("int4", group_size) for group_size in (32, 64, 128)]
     for weights, group_size in kinds:
         for int8_activation in (False, True) if weights != "bf16" else (False,):
             for kv in ("bf16", "int8"):
-                name = weights if group_size is None else f"{weights} g{group_size}"
+                name = f"{weights} g{group_size}" if group_size else weights
                 activations = "int8" if int8_activation else str(dtype).removeprefix("torch.")
                 yield Way(
                     f"{name}, {activations} activations, {kv} kv",
                     weights,
                     group_size,
-                    bits[weights] if group_size is None else int(weights[3:]) + 16 / group_size,
+                    int(weights[3:]) + 16 / group_size if group_size else bits[weights],
                     activations,
                     kv,
                     patched(model, dtype, weights, group_size, int8_activation, kv),

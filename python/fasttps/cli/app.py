@@ -185,7 +185,7 @@ def quantize(
     group_size: Annotated[
         int | None,
         typer.Option(
-            help="Columns in a group: of int4 32 (default), 64 or 128; of int8 a row, or 32."
+            help="Columns in a group: 32 (default); of int4 also 64 or 128, of int8 also 0: a row."
         ),
     ] = None,
     lm_head: Annotated[

@@ -179,9 +179,9 @@ def patch(
     Args:
         model: in eval mode; changed in place.
         weights: None packs them as what they are, which `undo` takes back bit for bit. "bf16",
-            "int8" (a scale a row) or "int4" (a scale a group) round them.
-        group_size: columns in a group of "int4": 32 (default), 64 or 128. With "int8", 32 gives a
-            scale to 32 columns in the place of one to a row: 5 % more bytes, a third of the error.
+            "int8" or "int4" (a scale for each group of columns) round them.
+        group_size: columns in a group: 32 (default), of "int4" also 64 or 128. Of "int8" also 0: a
+            scale for a whole row, 5 % fewer bytes and three times the error.
         kv: what the caches of `Patch.cache` and `StaticKVCache.for_model` hold: "bf16" or "int8";
             None: what the keys are.
         int8_activation: whether products with int8 and int4 weights round the activations to

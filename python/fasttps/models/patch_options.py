@@ -17,7 +17,7 @@ WEIGHTS = {
 }
 KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8}
 GROUP_SIZES = {
-    "int8": ops.PackedFormat.INT8_GROUP.group_sizes,
+    "int8": (0, *ops.PackedFormat.INT8_GROUP.group_sizes),
     "int4": ops.PackedFormat.INT4.group_sizes,
 }
 DEFAULT_GROUP_SIZE = 32
@@ -123,9 +123,9 @@ def check_request(
 
 def _group_size(kind: str | None, grouped: str | None, asked: int | None) -> int:
     """Columns in a group; 0: a scale a row. What was asked for is for int4 if there is some."""
-    if kind == "int4":
-        return asked or DEFAULT_GROUP_SIZE
-    return asked or 0 if kind == "int8" == grouped else 0
+    if kind not in GROUP_SIZES:
+        return 0
+    return asked if asked is not None and kind == grouped else DEFAULT_GROUP_SIZE
 
 
 def _check_type(name: str, value: Any, *kinds: type) -> None:
