@@ -40,10 +40,11 @@ at::Tensor gate_up_silu_mlp(const at::Tensor& x, const at::Tensor& gate_up, cons
   // The gate_up kernel writes whole panels, zeros past the last row. If that is already how the
   // down kernel reads, it reads there.
   const ElementType h_type = down_table.kind == kActBf16 ? kBf16 : kF32;
-  const int64_t h_stride = gate_panels * kPanelRows;
-  const int64_t h_bytes = h_stride * (h_type == kBf16 ? 2 : 4);
-  const auto h = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(block * h_bytes));
-  const bool h_is_ready = down_table.kind != kActInt8 && intermediate_cols <= h_stride;
+  const int64_t h_cols = gate_panels * kPanelRows, h_element_bytes = h_type == kBf16 ? 2 : 4;
+  const int64_t h_bytes = spread_row_bytes(h_cols * h_element_bytes);
+  const int64_t h_stride = h_bytes / h_element_bytes;
+  const CacheLines h(block * h_bytes);
+  const bool h_is_ready = down_table.kind != kActInt8 && intermediate_cols <= h_cols;
   std::optional<Activations> h_rows;
   if (!h_is_ready) h_rows.emplace(down_table.kind, block, intermediate_size, intermediate_cols);
   const std::vector<float> gate_bias_f32 = padded_bias(gate_bias, intermediate_size);
@@ -57,18 +58,18 @@ at::Tensor gate_up_silu_mlp(const at::Tensor& x, const at::Tensor& gate_up, cons
   for (int64_t token = 0; token < shape.tokens; token += block) {
     const int64_t tokens = std::min(block, shape.tokens - token);
     x_rows.prepare(element(rows, token * rows.stride(0)), element_type(x), rows.stride(0), tokens);
-    for_panel_ranges(gate_panels, 2 * gate_panel_bytes, [&](int64_t begin, int64_t end) {
+    for_panel_pieces(gate_panels, 2 * gate_panel_bytes, tokens, [&](int64_t begin, int64_t end) {
       gate_up_table.gate_up({x_rows.data(), x_rows.row_bytes(), tokens, hidden_cols,
                              gate_up_group_size, gate_up.const_data_ptr(), begin, end,
                              data_or_null(gate_bias_f32), data_or_null(up_bias_f32),
-                             static_cast<Activation>(shape.activation), h.get(), h_type, h_stride,
-                             h_stride});
+                             static_cast<Activation>(shape.activation), h.data(), h_type, h_stride,
+                             h_cols});
     });
-    if (h_rows) h_rows->prepare(h.get(), h_type, h_stride, tokens);
+    if (h_rows) h_rows->prepare(h.data(), h_type, h_stride, tokens);
     void* out_rows = mutable_element(out, token * shape.hidden_size);
-    for_panel_ranges(packed_panels(shape.hidden_size), down_panel_bytes,
+    for_panel_pieces(packed_panels(shape.hidden_size), down_panel_bytes, tokens,
                      [&](int64_t begin, int64_t end) {
-                       down_table.linear({h_rows ? h_rows->data() : h.get(),
+                       down_table.linear({h_rows ? h_rows->data() : h.data(),
                                           h_rows ? h_rows->row_bytes() : h_bytes, tokens,
                                           intermediate_cols, down_group_size, down.const_data_ptr(),
                                           begin, end, data_or_null(down_bias_f32), false, out_rows,

@@ -32,8 +32,8 @@ at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& packed, int64_t 
     const int64_t stride = tokens_of_x.stride(0);
     activations.prepare(element(tokens_of_x, token * stride), element_type(x), stride, tokens);
     void* out_rows = mutable_element(out, token * rows);
-    for_panel_ranges(
-        packed_panels(rows), packed_panel_bytes(shape.format, shape.cols, group_size),
+    for_panel_pieces(
+        packed_panels(rows), packed_panel_bytes(shape.format, shape.cols, group_size), tokens,
         [&](int64_t begin, int64_t end) {
           table.linear({activations.data(), activations.row_bytes(), tokens, cols, group_size,
                         packed.const_data_ptr(), begin, end, data_or_null(bias_f32), false,

@@ -23,9 +23,8 @@ Activations::Activations(ActivationKind kind, int64_t tokens, int64_t cols, int6
     : kind_(kind),
       cols_(cols),
       cols_padded_(cols_padded),
-      row_bytes_(activation_row_bytes(kind, cols_padded)),
-      memory_(
-          std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(tokens * row_bytes_))) {}
+      row_bytes_(spread_row_bytes(activation_row_bytes(kind, cols_padded))),
+      memory_(tokens * row_bytes_) {}
 
 void Activations::prepare(const void* x, ElementType type, int64_t row_stride, int64_t tokens) {
   const int64_t stride_bytes = row_stride * (type == kF32 ? 4 : 2);
@@ -33,7 +32,7 @@ void Activations::prepare(const void* x, ElementType type, int64_t row_stride, i
   const auto prepare_row = kernels().prepare[kind_][type];
   at::parallel_for(0, tokens, 1 + 32768 / cols_padded_, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      prepare_row(from + i * stride_bytes, cols_, cols_padded_, memory_.get() + i * row_bytes_);
+      prepare_row(from + i * stride_bytes, cols_, cols_padded_, memory_.data() + i * row_bytes_);
     }
   });
 }

@@ -2,7 +2,10 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -24,6 +27,42 @@ void for_panel_ranges(int64_t panels, int64_t panel_bytes, const Run& run) {
   });
 }
 
+// run(begin, end) over panels [0, panels) in pieces that threads take as they come: for many tokens
+// arithmetic is what limits, and a thread that is held up leaves its share to the others.
+template <class Run>
+void for_panel_pieces(int64_t panels, int64_t panel_bytes, int64_t tokens, const Run& run) {
+  constexpr int64_t kFewTokens = 8, kPiecesOfThread = 8;
+  const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  if (tokens <= kFewTokens || threads == 1) return for_panel_ranges(panels, panel_bytes, run);
+  const int64_t pieces = threads * kPiecesOfThread;
+  const int64_t each = (panels + 2 * pieces - 1) / (2 * pieces) * 2;  // pairs: kernels take two
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    for (;;) {
+      const int64_t begin = next.fetch_add(each, std::memory_order_relaxed);
+      if (begin >= panels) return;
+      run(begin, std::min(begin + each, panels));
+    }
+  });
+}
+
+// Bytes from one row of many to the next: a whole and odd number of cache lines, so that the same
+// columns of all rows do not meet in the same few sets of a cache.
+constexpr int64_t spread_row_bytes(int64_t bytes) { return ((bytes + 63) / 64 | 1) * 64; }
+
+// `bytes` of memory that is not touched and begins with a cache line.
+class CacheLines {
+ public:
+  explicit CacheLines(int64_t bytes)
+      : memory_(std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes + 63))) {}
+  std::byte* data() const {
+    return memory_.get() + (64 - reinterpret_cast<uintptr_t>(memory_.get()) % 64) % 64;
+  }
+
+ private:
+  std::unique_ptr<std::byte[]> memory_;
+};
+
 // Memory for a packed weight in huge pages where the system has them; not yet touched.
 at::Tensor empty_packed_in_huge_pages(const at::Tensor& like, const PackedShape& shape);
 
@@ -43,13 +82,13 @@ class Activations {
   // x: `tokens` rows of `cols`, row_stride elements apart.
   void prepare(const void* x, ElementType type, int64_t row_stride, int64_t tokens);
 
-  const void* data() const { return memory_.get(); }
+  const void* data() const { return memory_.data(); }
   int64_t row_bytes() const { return row_bytes_; }
 
  private:
   ActivationKind kind_;
   int64_t cols_, cols_padded_, row_bytes_;
-  std::unique_ptr<std::byte[]> memory_;
+  CacheLines memory_;
 };
 
 }  // namespace fasttps::cpu
