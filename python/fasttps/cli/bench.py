@@ -17,7 +17,7 @@ from fasttps.bench import Ruler, selection
 from fasttps.bench.case import judged, show
 from fasttps.bench.machine import machine
 from fasttps.cli.errors import CliError, ExitCode
-from fasttps.cli.load import load, source
+from fasttps.cli.load import Loaded, load, source
 from fasttps.cli.patched import check_isa, check_supported, patch_model
 from fasttps.cli.progress import Reporter
 from fasttps.packed_model.manifest import is_packed_model
@@ -98,7 +98,7 @@ def _model(path: Path | None, quick: bool, reporter: Reporter) -> dict[str, Any]
         plain = load(path, torch.bfloat16, reporter).model
     with reporter.step("copying the model"):
         patched = copy.deepcopy(plain)
-    patch_model(patched, reporter)
+    patch_model(Loaded(patched, tokenizer=None), reporter)
     prompt_tokens, new_tokens = (32, 8) if quick else (256, 64)
     with reporter.step("both models answer, in turn"):
         return selection.model_record(
