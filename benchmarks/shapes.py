@@ -6,6 +6,40 @@ from dataclasses import dataclass
 
 import torch
 
+from fasttps.ops import PackedFormat
+
+
+@dataclass(frozen=True)
+class WeightKind:
+    """How a weight is packed, and whether activations are rounded to int8."""
+
+    name: str
+    format: PackedFormat
+    group_size: int = 0
+    int8_activation: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the activations."""
+        return torch.bfloat16 if self.format.is_quantized else self.format.dtype
+
+    @property
+    def product(self) -> torch.dtype:
+        """What is multiplied with what, as the ruler has it."""
+        if self.int8_activation:
+            return torch.int8
+        return torch.float32 if self.format.is_quantized else self.dtype
+
+
+BF16 = WeightKind("bf16", PackedFormat.BF16)
+QUANTIZED = (
+    WeightKind("int8 a8", PackedFormat.INT8, int8_activation=True),
+    WeightKind("int8 g32 a8", PackedFormat.INT8_GROUP, 32, int8_activation=True),
+    WeightKind("int4 g32 a8", PackedFormat.INT4, 32, int8_activation=True),
+    WeightKind("int8 a16", PackedFormat.INT8),
+    WeightKind("int4 g32 a16", PackedFormat.INT4, 32),
+)
+
 
 @dataclass(frozen=True)
 class ModelShape:
