@@ -256,7 +256,7 @@ def test_a_module_that_is_not_fused_is_told(run: Run, copy: Path) -> None:
 def test_an_interrupt_is_no_traceback(
     run: Run, llama_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fasttps.cli.generate.load", interrupted)

@@ -74,7 +74,7 @@ def test_the_options_of_rounding(run: Run, llama_folder: Path, tmp_path: Path) -
     loaded = fasttps.load(out)
     down, head = loaded.model.layers[0].mlp.packed_down, loaded.lm_head.packed_weight
     assert (down.format.name, down.group_size, down.int8_activation) == ("INT4", 64, False)
-    assert (head.format.name, head.group_size) == ("INT8", 0)
+    assert (head.format.name, head.group_size) == ("INT8_GROUP", 32)
     assert run("generate", "--model", out, *ASK).code == ExitCode.OK
 
 
