@@ -25,6 +25,18 @@ std::string element_name(const char* list, size_t at, int64_t layer, const char*
   return c10::str(list, "[", at, "] (layer ", layer, ", ", what, ")");
 }
 
+// check(name), the name made only once a check has failed: a token has hundreds of elements, and
+// their names would cost more than their checks.
+template <class Name, class Check>
+void check_named(const Name& name, const Check& check) {
+  try {
+    check("");
+  } catch (const c10::Error&) {
+    check(name().c_str());
+    throw;
+  }
+}
+
 void check_count(const char* arg, size_t got, int64_t wanted, const char* meaning) {
   TORCH_CHECK_VALUE(static_cast<int64_t>(got) == wanted, kOp, ": ", arg, " must have ", wanted,
                     " elements (", meaning, "), got ", got);
@@ -32,11 +44,13 @@ void check_count(const char* arg, size_t got, int64_t wanted, const char* meanin
 
 void check_norms(const DecodeStepArgs& args, const DecodeStepShape& shape) {
   for (size_t i = 0; i < args.norms.size(); ++i) {
-    const std::string name = c10::str("norms[", i, "]");
-    check_sizes(kOp, name.c_str(), args.norms[i], "[hidden_size]", {shape.hidden_size});
-    check_float_dtype(kOp, name.c_str(), args.norms[i]);
-    check_dense_last_dim(kOp, name.c_str(), args.norms[i]);
-    check_same_device(kOp, name.c_str(), args.norms[i], "input", args.input);
+    check_named([&] { return c10::str("norms[", i, "]"); },
+                [&](const char* name) {
+                  check_sizes(kOp, name, args.norms[i], "[hidden_size]", {shape.hidden_size});
+                  check_float_dtype(kOp, name, args.norms[i]);
+                  check_dense_last_dim(kOp, name, args.norms[i]);
+                  check_same_device(kOp, name, args.norms[i], "input", args.input);
+                });
   }
 }
 
@@ -49,11 +63,13 @@ void check_weights(const DecodeStepArgs& args, DecodeStepShape& shape) {
     const int64_t layer = static_cast<int64_t>(i) / kDecoderMatrices;
     shape.formats[i] = check_format(kOp, "formats", args.formats[i]);
     const int64_t halves = matrix == kGateUp ? 2 : 1;
-    const std::string name = element_name("weights", i, layer, kMatrixNames[matrix]);
-    check_packed(kOp, name.c_str(), args.weights[i], shape.formats[i],
-                 halves * packed_panels(shape.rows(matrix)), shape.cols(matrix),
-                 args.group_sizes[i]);
-    check_same_device(kOp, name.c_str(), args.weights[i], "input", args.input);
+    check_named([&] { return element_name("weights", i, layer, kMatrixNames[matrix]); },
+                [&](const char* name) {
+                  check_packed(kOp, name, args.weights[i], shape.formats[i],
+                               halves * packed_panels(shape.rows(matrix)), shape.cols(matrix),
+                               args.group_sizes[i]);
+                  check_same_device(kOp, name, args.weights[i], "input", args.input);
+                });
   }
 }
 
@@ -81,11 +97,13 @@ void check_all_caches(const DecodeStepArgs& args, const DecodeStepShape& shape) 
   for (size_t i = 0; i < args.k_caches.size(); ++i) {
     const at::Tensor &k = args.k_caches[i], &v = args.v_caches[i];
     check_caches(kOp, k, v, scale(args.k_scales, i), scale(args.v_scales, i), true);
-    check_sizes(kOp, c10::str("k_caches[", i, "]").c_str(), k,
-                "[batch, num_kv_heads, max_seq_len, head_dim]",
-                {shape.batch, shape.num_kv_heads, shape.max_seq_len, shape.head_dim});
-    check_dtype(kOp, c10::str("k_caches[", i, "]").c_str(), k, {args.k_caches[0].scalar_type()});
-    check_same_device(kOp, c10::str("k_caches[", i, "]").c_str(), k, "input", args.input);
+    check_named([&] { return c10::str("k_caches[", i, "]"); },
+                [&](const char* name) {
+                  check_sizes(kOp, name, k, "[batch, num_kv_heads, max_seq_len, head_dim]",
+                              {shape.batch, shape.num_kv_heads, shape.max_seq_len, shape.head_dim});
+                  check_dtype(kOp, name, k, {args.k_caches[0].scalar_type()});
+                  check_same_device(kOp, name, k, "input", args.input);
+                });
   }
   if (args.k_caches[0].is_meta()) return;
   // Layers write side by side: those that lie next to each other in memory must not overlap.

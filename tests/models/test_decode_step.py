@@ -200,6 +200,23 @@ def test_new_weights_count():
             assert model.why_not is None
 
 
+def test_frequencies_changed_in_place_count(pair):
+    """The table of angles outlives a token, and must not outlive what it was made of."""
+    ids = prompt(1, 10)
+    outs = []
+    for model in pair:
+        cache = filled(model, ids[:, :9])
+        next_logits(model, ids[:, 9:], cache)
+        cache.crop(-1)
+        frequencies = model.model.rotary_emb.inv_freq
+        before = frequencies.clone()
+        frequencies.mul_(0.5)
+        outs.append(next_logits(model, ids[:, 9:], cache))
+        frequencies.copy_(before)
+    assert pair[0].why_not is None
+    torch.testing.assert_close(*outs)
+
+
 def test_a_replaced_layer_runs():
     model = tiny_llama()
     ids = prompt(1, 10)

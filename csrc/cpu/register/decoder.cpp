@@ -110,35 +110,33 @@ class Worker {
     cols_padded_ = matrix.cols_padded;
   }
 
-  LinearTask task(const PackedMatrix& matrix, float* out, int64_t out_stride) {
+  // What a LinearTask and a GateUpTask have in common.
+  template <class Task>
+  Task task(const PackedMatrix& matrix, float* out, int64_t out_stride) {
     prepare(matrix);
-    LinearTask task{};
+    Task task{};
     task.activation = space_.activation.get();
     task.activation_bytes = activation_row_bytes(matrix.kernels->kind, matrix.cols_padded);
     task.tokens = step_.tokens();
     task.cols = matrix.cols_padded;
     task.packed = matrix.packed;
     task.group_size = matrix.group_size;
-    task.bias = matrix.bias;
     task.out = out;
     task.out_type = kF32;
     task.out_stride = out_stride;
     task.rows = matrix.rows;
+    // The split of the ops that pack: a thread reads the pages that it touched first.
+    const PanelRange mine = panel_range(matrix.panels, member_.index, member_.size);
+    task.panel_begin = mine.begin;
+    task.panel_end = mine.end;
     return task;
   }
 
-  // The split of the ops that pack: a thread reads the pages that it touched first.
-  PanelRange panels_of(const PackedMatrix& matrix) const {
-    return panel_range(matrix.panels, member_.index, member_.size);
-  }
-
   void linear(const PackedMatrix& matrix, float* out, int64_t out_stride, bool accumulate) {
-    LinearTask t = task(matrix, out, out_stride);
+    auto t = task<LinearTask>(matrix, out, out_stride);
+    t.bias = matrix.bias;
     t.accumulate = accumulate;
-    const PanelRange mine = panels_of(matrix);
-    t.panel_begin = mine.begin;
-    t.panel_end = mine.end;
-    if (mine.begin < mine.end) matrix.kernels->linear(t);
+    if (t.panel_begin < t.panel_end) matrix.kernels->linear(t);
   }
 
   // q, k and v, split as one stream of bytes.
@@ -154,7 +152,8 @@ class Worker {
         return std::clamp<int64_t>((byte - offset + m.panel_bytes - 1) / m.panel_bytes, 0,
                                    m.panels);
       };
-      LinearTask t = task(m, outs[i], m.rows);
+      auto t = task<LinearTask>(m, outs[i], m.rows);
+      t.bias = m.bias;
       t.panel_begin = panels_before(member_.begin(total));
       t.panel_end = panels_before(member_.end(total));
       if (t.panel_begin < t.panel_end) m.kernels->linear(t);
@@ -163,25 +162,11 @@ class Worker {
   }
 
   void gate_up(const PackedMatrix& matrix) {
-    prepare(matrix);
-    GateUpTask t{};
-    t.activation = space_.activation.get();
-    t.activation_bytes = activation_row_bytes(matrix.kernels->kind, matrix.cols_padded);
-    t.tokens = step_.tokens();
-    t.cols = matrix.cols_padded;
-    t.packed = matrix.packed;
-    t.group_size = matrix.group_size;
-    const PanelRange mine = panels_of(matrix);
-    t.panel_begin = mine.begin;
-    t.panel_end = mine.end;
+    auto t = task<GateUpTask>(matrix, shared_.gated.get(), step_.intermediate_size);
     t.gate_bias = matrix.bias;
     t.up_bias = matrix.up_bias;
     t.function = step_.activation;
-    t.out = shared_.gated.get();
-    t.out_type = kF32;
-    t.out_stride = step_.intermediate_size;
-    t.rows = step_.intermediate_size;
-    if (mine.begin < mine.end) matrix.kernels->gate_up(t);
+    if (t.panel_begin < t.panel_end) matrix.kernels->gate_up(t);
   }
 
   void attend(const DecoderLayer& layer) {
@@ -348,7 +333,7 @@ class Worker {
     const PackedMatrix& head = step_.lm_head;
     linear(head, step_.logits, head.rows, /*accumulate=*/false);
     if (step_.argmax == nullptr) return;
-    const PanelRange mine = panels_of(head);
+    const PanelRange mine = panel_range(head.panels, member_.index, member_.size);
     const int64_t begin = std::min(head.rows, mine.begin * kPanelRows);
     const int64_t end = std::min(head.rows, mine.end * kPanelRows);
     Best* best = shared_.best.data() + member_.index * step_.tokens();

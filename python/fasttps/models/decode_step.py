@@ -346,7 +346,7 @@ class RopeTable:
         self.rows = -(-rows // TABLE_ROWS) * TABLE_ROWS
         self._rotary, self._dtype = rotary, dtype
         self._frequencies = rotary.inv_freq
-        self._version = rotary.inv_freq._version if not rotary.inv_freq.is_inference() else 0
+        self._version = _version(rotary.inv_freq)
         with torch.inference_mode(False), torch.no_grad():
             positions = torch.arange(self.rows)[None]
             self.cos, self.sin = rotary(torch.zeros(1, dtype=dtype), positions)
@@ -354,8 +354,16 @@ class RopeTable:
     def serves(self, rotary: Any, dtype: torch.dtype) -> bool:
         """Whether the table is that of `rotary` as it is now."""
         return (
-            rotary is self._rotary and rotary.inv_freq is self._frequencies and dtype == self._dtype
+            rotary is self._rotary
+            and rotary.inv_freq is self._frequencies
+            and _version(self._frequencies) == self._version
+            and dtype == self._dtype
         )
+
+
+def _version(tensor: Tensor) -> int:
+    """Grows with each change in place; inference tensors do not count theirs."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _is_pair(bias: Any) -> bool:
