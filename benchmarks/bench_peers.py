@@ -7,13 +7,15 @@ medians over the rounds, and every ratio is to ours in the same rounds. Nothing 
 Prefill: prompt tokens over the time to the first new token. Decode: greedy tokens, one at a time,
 after a context. Bytes of a token: all matrices as that peer stores them, and the keys and values so
 far. Peers of one table have weights of the same bits; what else they choose is in the notes of the
-JSON lines. A peer that cannot run here is listed with its reason.
+JSON lines. A peer that cannot run here is listed with its reason. A run that is ended by Ctrl-C or
+SIGTERM keeps what it has measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,7 +29,7 @@ from peers.install import default_cache, install
 from peers.worker import worker_environment
 from rich.console import Console
 
-from fasttps.bench import Ruler
+from fasttps.bench import Gauge, Ruler
 
 BITS = {"bf16": 16, "int8": 8, "int4": 4, "file": 5}  # about so many a weight
 PEER_FORMS = "PEER/WAY: one way of it; NAME=MODULE:CLASS: one of your own; ours is always there"
@@ -166,18 +168,64 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 continue
             weights = found[0].job(model, plan).weights()
             read = ruler.read(weights * BITS[bits] // 8, options.threads)
-            contest.run(found, model, plan, read, console.log)
-            reference = reference or (reference_of(found) if bits == "bf16" else None)
-            facts = harness.environment() | {"threads": options.threads}
-            new = [r | facts for r in report.records_of(found, model, reference, read)]
-            report.show(f"{model.name}, {bits}, {options.threads} threads", new, console)
-            harness.write_json(options.json, new)
-            records += new
+            kept = Kept(model, read, {"threads": options.threads}, options.json, reference)
+            try:
+                for each, measure in contest.run(found, model, plan, read, console.log):
+                    kept.figure(found, each, measure)
+            finally:
+                kept.rest(found)
+                title = f"{model.name}, {bits}, {options.threads} threads"
+                report.show(title, kept.records, console)
+                records += kept.records
+            reference = kept.reference
     facts = harness.environment()
     console.print(f"{facts['machine']} · isa {facts['isa']} · commit {facts['commit']}")
-    wrong = report.faster_than_memory(records)
-    if wrong:
-        harness.broken_ruler(wrong, options.quick, console)
+    harness.broken_ruler(report.broken(records), options.quick, console)
+
+
+class Kept:
+    """The records of one model at one precision, each written when it is there.
+
+    Attributes:
+        reference: whose tokens the others are compared with; of bf16, or of an earlier precision.
+    """
+
+    def __init__(
+        self,
+        model: contest.Model,
+        read: Gauge,
+        facts: dict[str, Any],
+        file: Path | None,
+        reference: contest.Contestant | None,
+    ) -> None:
+        self.model, self.read, self.file, self.reference = model, read, file, reference
+        self.facts = harness.environment() | facts
+        self.records: list[dict[str, Any]] = []
+        self._done: set[tuple[str, str, contest.Measure]] = set()
+
+    def figure(
+        self,
+        found: Sequence[contest.Contestant],
+        each: contest.Contestant,
+        measure: contest.Measure,
+    ) -> None:
+        self._done.add((each.name, each.way, measure))
+        if each.bits == "bf16":
+            self.reference = self.reference or reference_of(found)
+        self._keep(report.record_of(each, measure, self.model, self.reference, self.read))
+
+    def rest(self, found: Sequence[contest.Contestant]) -> None:
+        """What was not written yet: ours, and why others were not measured."""
+        for each in found:
+            for measure, samples in each.samples.items():
+                if samples and (each.name, each.way, measure) not in self._done:
+                    self.figure(found, each, measure)
+            if each.reason is not None:
+                self._keep(report.reason_of(each, self.model))
+
+    def _keep(self, record: dict[str, Any]) -> None:
+        self.records.append(record | self.facts)
+        harness.write_json(self.file, self.records[-1:])
 
 
 def reference_of(contestants: Sequence[contest.Contestant]) -> contest.Contestant | None:
@@ -187,4 +235,5 @@ def reference_of(contestants: Sequence[contest.Contestant]) -> contest.Contestan
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,10 +154,15 @@ def prepare(contestants: Sequence[Contestant], model: Model, plan: Plan, say: Sa
             each.reason = f"its files could not be made: {error}"
 
 
-def run(contestants: Sequence[Contestant], model: Model, plan: Plan, read: Gauge, say: Say) -> None:
+def run(
+    contestants: Sequence[Contestant], model: Model, plan: Plan, read: Gauge, say: Say
+) -> Iterator[tuple[Contestant, Measure]]:
     """Measure everybody who has no reason not to be, in groups beside ours.
 
     read: sampled in every round of decode.
+
+    Yields:
+        A rival and a measure when all its samples are there; ours grow until the end.
     """
     ready = [each for each in contestants if each.reason is None]
     ours = [each for each in ready if each.name == OURS]
@@ -171,6 +176,7 @@ def run(contestants: Sequence[Contestant], model: Model, plan: Plan, read: Gauge
                 for measure in plan.measures:
                     say(f"{model.name}: {measure}, {', '.join(e.title for e in (*ours, *group))}")
                     turns([*beside, *pairs], measure, model, plan, read)
+                    yield from ((each, measure) for each in group if each.samples.get(measure))
 
 
 def load(each: Contestant, model: Model, plan: Plan, stack: ExitStack, say: Say) -> Worker | None:

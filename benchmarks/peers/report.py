@@ -49,6 +49,8 @@ def record_of(
             "read_loop": read.best,
             "share_of_read_bandwidth": round(median * token_bytes / 1e9 / read.rate, 3),
         }
+        if record["share_of_read_bandwidth"] > MOST_OF_A_LIMIT:
+            record["broken_ruler"] = f"{record['gb_per_s']} of {record['read_gb_per_s']} GB/s"
     if each.beside[measure] and each.name != OURS:
         ours = statistics.median(each.beside[measure])
         record |= {
@@ -69,26 +71,16 @@ def record_of(
     return record | {"version": version, "note": note}
 
 
-def records_of(
-    contestants: Sequence[Contestant], model: Model, reference: Contestant | None, read: Gauge
-) -> list[dict[str, Any]]:
-    """The lines of all contestants; one with a reason has a line that says it."""
-    records = []
-    for each in contestants:
-        done = [measure for measure, samples in each.samples.items() if samples]
-        records += [record_of(each, measure, model, reference, read) for measure in done]
-        if each.reason is not None:
-            records.append(
-                {
-                    "benchmark": "peers",
-                    "model": model.name,
-                    "bits": each.bits,
-                    "peer": each.name,
-                    "way": each.way,
-                    "reason": each.reason,
-                }
-            )
-    return records
+def reason_of(each: Contestant, model: Model) -> dict[str, Any]:
+    """The line that says why a contestant was not measured, or no further."""
+    return {
+        "benchmark": "peers",
+        "model": model.name,
+        "bits": each.bits,
+        "peer": each.name,
+        "way": each.way,
+        "reason": each.reason,
+    }
 
 
 def show(title: str, records: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -137,11 +129,11 @@ def memory(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def faster_than_memory(records: Sequence[Mapping[str, Any]]) -> list[str]:
+def broken(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Figures above what the ruler found possible, which say that it was wrong."""
     return [
         f"{record['model']} {record['bits']}, {record['peer']} {record['way']}, decode "
-        f"{record['tokens']}: {record['gb_per_s']} of {record['read_gb_per_s']} GB/s"
+        f"{record['tokens']}: {record['broken_ruler']}"
         for record in records
-        if record.get("share_of_read_bandwidth", 0) > MOST_OF_A_LIMIT
+        if "broken_ruler" in record
     ]

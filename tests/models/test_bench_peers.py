@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -108,3 +109,44 @@ def test_no_worker_is_left(records):
     for record in of(records, "fake", "steady"):
         with pytest.raises(ProcessLookupError):
             os.kill(int(record["note"]), 0)
+
+
+def test_an_interrupted_run_keeps_what_it_measured(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    bench = importlib.import_module("bench_peers")
+    contest, files = bench.contest, bench.model_files
+    (tmp_path / "config.json").write_text(json.dumps(files.SHAPES["tiny"].config()))
+    facts = {"weight_bytes": 1 << 40, "kv_bytes_per_token": 0}
+
+    class Worker:
+        def ask(self, message):
+            if message["do"] == "go_to" and len(message["ids"]) > 8:
+                raise KeyboardInterrupt
+            return {
+                "seconds": 0.5,
+                "token": 7,
+                "tokens": [7],
+                "length": len(message.get("ids", [])),
+            }
+
+    def load(each, *_):
+        each.facts, each.first_tokens = facts, [1, 2]
+        return Worker()
+
+    monkeypatch.setattr(bench, "model_of", lambda *_: contest.Model("tiny", tmp_path))
+    monkeypatch.setattr(contest, "prepare", lambda *_: None)
+    monkeypatch.setattr(contest, "load", load)
+    file = tmp_path / "peers.jsonl"
+    size = ["--prefill", "16", "--contexts", "8", "24", "--rounds", "2", "--decode-tokens", "1"]
+    what = ["--quick", "--bits", "bf16", "--peers", "transformers/eager-dynamic"]
+    options = [*what, *size, "--json", str(file), "--cache", str(tmp_path)]
+    monkeypatch.setattr(bench, "install", lambda *_, **__: {})
+    with pytest.raises(KeyboardInterrupt):
+        bench.main(options)
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    wanted = [(peer, n) for peer in ("transformers", "fasttps") for n in (16, 8)]
+    assert [(r["peer"], r["tokens"]) for r in records] == wanted
+    assert records[0]["fasttps_over_peer"] == 1
+    assert all(r["reference"] == "transformers eager-dynamic bf16" for r in records)
+    # A TiB in half a second: such a figure is marked.
+    assert ["broken_ruler" in r for r in records] == [False, True, False, True]
