@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -254,7 +253,7 @@ def model_claims(
         read.sample()
         for name, call in calls.items():
             samples[name].append(call())
-    timings = {name: Timing(statistics.median(t), min(t), max(t)) for name, t in samples.items()}
+    timings = {name: Timing.of(taken) for name, taken in samples.items()}
     for weights, read_bytes in token_bytes.items():
         wanted = WANTED_MODEL.get((shape.name, weights))
         claim = Claim("model", shape.name, weights, context, {}, read_bytes, read_bytes, wanted)

@@ -72,10 +72,10 @@ def test_a_case_faster_than_the_ruler_fails(harness: ModuleType) -> None:
         rate, best = 10.0, "avx2 x1"
 
     case = harness.Case("a shape", torch.bfloat16, {}, read_bytes=10_000)
-    timing = Timing(median_us=1.0, fastest_us=1.0, slowest_us=1.0)  # 10 GB/s
+    timing = Timing(median_us=1.0, fastest_us=1.0, slowest_us=1.0, rounds=3)  # 10 GB/s
     record = harness.record_of("an_op", case, {"fasttps": timing}, {"read": Limit()})
     assert record["share_of_read_bandwidth"] == 1.0
-    faster = Timing(median_us=0.9, fastest_us=0.9, slowest_us=0.9)
+    faster = Timing(median_us=0.9, fastest_us=0.9, slowest_us=0.9, rounds=3)
     with pytest.raises(BrokenRulerError, match="an_op, a shape runs at 11"):
         harness.record_of("an_op", case, {"fasttps": faster}, {"read": Limit()})
     record = harness.record_of("an_op", case, {"fasttps": faster}, {"read": Limit()}, strict=False)
@@ -83,12 +83,40 @@ def test_a_case_faster_than_the_ruler_fails(harness: ModuleType) -> None:
     assert "broken ruler: an_op" in record["broken_ruler"]
 
 
+def test_a_run_in_which_the_ruler_broke_keeps_its_records_and_fails(
+    harness: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Limit:
+        rate, best = 1e-9, "none"
+
+        def sample(self) -> None:
+            pass
+
+    monkeypatch.setattr(harness.Ruler, "read", lambda self, footprint_bytes: Limit())
+
+    def cases(quick: bool) -> Any:
+        for name in ("a", "b", "c"):
+            calls = {"fasttps": lambda: None, "other": lambda: None}
+            yield harness.Case(name, torch.float32, calls, read_bytes=64 if name == "a" else 0)
+
+    file = tmp_path / "records.jsonl"
+    options = ["--rounds", "1", "--json", str(file)]
+    with pytest.raises(SystemExit, match=r"broken ruler.*\n.*an_op, a runs at"):
+        harness.main("an_op", cases, options)
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [record["shape"] for record in records] == ["a", "b", "c"]
+    assert ["broken_ruler" in record for record in records] == [True, False, False]
+    assert [record["rounds"] for record in records] == [3, 1, 1]
+    harness.main("an_op", cases, [*options, "--quick", "--only", "b"])
+    assert json.loads(file.read_text().splitlines()[-1])["shape"] == "b"
+
+
 def test_written_bytes_count_for_no_share(harness: ModuleType) -> None:
     class Limit:
         rate, best = 10.0, "avx2 x1"
 
     case = harness.Case("a", torch.float32, {}, read_bytes=10_000, written_bytes=10_000)
-    timing = Timing(median_us=1.0, fastest_us=1.0, slowest_us=1.0)
+    timing = Timing(median_us=1.0, fastest_us=1.0, slowest_us=1.0, rounds=3)
     record = harness.record_of("an_op", case, {"fasttps": timing}, {"read": Limit()})
     assert (record["gb_per_s"], record["share_of_read_bandwidth"]) == (20.0, 1.0)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
 from fasttps import _C
-from fasttps.bench import BrokenRulerError, Ruler, limits, measure, share_of_limit
+from fasttps.bench import BrokenRulerError, Ruler, limits, measure, share_of_limit, timing
 
 HINTS = ["none", "all_levels", "non_temporal"]
 
@@ -73,6 +75,18 @@ def test_a_limit_is_sampled_in_turn_with_the_work() -> None:
     measure({"work": lambda: order.append("work")}, rounds=3, warm_up_s=0, limits=[Limit()])
     assert order.count("limit") == 3
     assert order[order.index("limit") :].index("work") == 1
+
+
+def test_a_slow_call_sits_out_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert timing.rounds_of(0.0, 3) == [0, 1, 2]
+    assert timing.rounds_of(1.0, 15) == [1, 3, 6, 8, 11, 13]
+    assert timing.rounds_of(5.0, 15) == [2, 7, 12]
+    assert timing.rounds_of(5.0, 2) == [0, 1]
+    monkeypatch.setattr(timing, "MOST_S", 6e-3)
+    calls = {"quick": lambda: None, "slow": lambda: time.sleep(3e-3)}
+    taken = measure(calls, rounds=9, warm_up_s=0)
+    assert (taken["quick"].rounds, taken["slow"].rounds) == (9, 3)
+    assert taken["slow"].fastest_us >= 3e3
 
 
 def test_a_share_above_the_limit_is_a_broken_ruler() -> None:

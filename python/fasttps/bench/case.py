@@ -8,6 +8,7 @@ peak, on the same threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,6 +96,7 @@ def record_of(
         "median_us": round(ours.median_us, 3),
         "fastest_us": round(ours.fastest_us, 3),
         "slowest_us": round(ours.slowest_us, 3),
+        "rounds": ours.rounds,
     }
     if case.read_bytes or case.written_bytes:
         record["read_bytes"] = case.read_bytes
@@ -118,6 +120,8 @@ def record_of(
         if name != OURS:
             record[f"{name}_us"] = round(timing.median_us, 3)
             record[f"{name}_over_{OURS}"] = round(timing.median_us / ours.median_us, 3)
+            if timing.rounds != ours.rounds:
+                record[f"{name}_rounds"] = timing.rounds
     record.update(case.notes)
     return record
 
@@ -125,22 +129,19 @@ def record_of(
 def judged(op: str, case: Case, ruler: Ruler, rounds: int) -> dict[str, Any]:
     """Time the case among the limits that bound it.
 
-    A quick ruler, whose few samples prove nothing on a busy machine, marks a record in which it
-    was broken; another fails.
-
-    Raises:
-        BrokenRulerError: the case is faster than the limits, three times in a row.
+    A record of a case that is faster than the limits three times in a row says so, under
+    `broken_ruler`.
     """
-    for attempt in (1, 2, 3):  # other programs may have had the cores while loops were chosen
-        gauges = gauges_of(case, ruler)
-        timings = measure(case.calls, rounds=attempt * rounds, limits=tuple(gauges.values()))
-        strict = attempt < 3 or not ruler.quick
-        try:
-            return record_of(op, case, timings, gauges, strict=strict)
-        except BrokenRulerError:
-            if attempt == 3:
-                raise
-    raise AssertionError("unreachable")
+    for attempt in (1, 2):  # other programs may have had the cores while loops were chosen
+        with suppress(BrokenRulerError):
+            return _judged(op, case, ruler, attempt * rounds, strict=True)
+    return _judged(op, case, ruler, 3 * rounds, strict=False)
+
+
+def _judged(op: str, case: Case, ruler: Ruler, rounds: int, strict: bool) -> dict[str, Any]:
+    gauges = gauges_of(case, ruler)
+    timings = measure(case.calls, rounds=rounds, limits=tuple(gauges.values()))
+    return record_of(op, case, timings, gauges, strict=strict)
 
 
 def show(title: str, records: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:

@@ -29,7 +29,9 @@ def run(model: Path | None, quick: bool, threads: int | None, file: Path | None)
     """Measure, show the tables on standard output, append the records to `file`.
 
     Raises:
-        CliError: the model cannot be read or patched, or `file` cannot be written.
+        CliError: the model cannot be read or patched, or `file` cannot be written; or, when all is
+            shown and written, something ran faster than the limits. Quick runs only say so: their
+            few samples of a busy machine prove nothing.
     """
     check_isa()
     if file is not None:
@@ -79,6 +81,11 @@ def run(model: Path | None, quick: bool, threads: int | None, file: Path | None)
     )
     if file is not None:
         _append(file, [facts | record for record in (*limits, *ops, *models)])
+    wrong = [record["broken_ruler"] for record in (*ops, *models) if "broken_ruler" in record]
+    if wrong and not quick:
+        raise CliError(ExitCode.UNEXPECTED, "; ".join(wrong))
+    for text in wrong:
+        reporter.line(text)
 
 
 def _has_transformers(reporter: Reporter) -> bool:
