@@ -5,27 +5,24 @@
 All sizes of a series are timed in turn. Theory says what shape a series has: decode reads the
 weights once and each cached row once, so its time is a straight line over the context and over the
 batch, and the slope is a speed in bytes a second; attention over a prompt multiplies each live pair
-of query and key, so its time is a straight line over those pairs. Beside them, attention and MLP
-against HuggingFace eager as the paper's Figures 6 and 7 have them (bench_claims.py).
+of query and key, so its time is a straight line over those pairs. What the paper's Figures 6 and 7
+show, against HuggingFace eager, is in bench_claims.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import bench_claims
 import bench_rope_attention_decode
 import harness
 import models
-import numpy as np
 import plots
 import shapes
 import torch
+from fitting import fit
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +33,7 @@ STRAIGHT = 0.99  # R^2 from which on a series counts as what theory says
 NEW_TOKENS = 8  # of one sample of a model
 DTYPE = torch.bfloat16
 EVERY_PART = ("attention-context", "attention-batch", "model-context", "model-batch")
-EVERY_PART += ("attention-prefill", "model-prefill", "figure-6", "figure-7")
+EVERY_PART += ("attention-prefill", "model-prefill")
 
 
 @dataclass(frozen=True)
@@ -63,25 +60,6 @@ class Series:
     degree: int = 1
     repeats: int = 1
     footprint_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Least squares: y = sum of coefficients[i] x^i, and the share of the variance that it has."""
-
-    coefficients: tuple[float, ...]
-    r_squared: float
-
-
-def fit(x: Sequence[float], y: Sequence[float], degree: int) -> Fit:
-    """The polynomial of `degree` nearest to the points."""
-    xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-    scale = float(xs.max()) or 1.0  # well conditioned for any unit of x
-    found = np.polynomial.polynomial.polyfit(xs / scale, ys, degree)
-    rest = ys - np.polynomial.polynomial.polyval(xs / scale, found)
-    total = float(((ys - ys.mean()) ** 2).sum())
-    r_squared = 1.0 - float((rest**2).sum()) / total if total else 1.0
-    return Fit(tuple(float(c) / scale**i for i, c in enumerate(found)), r_squared)
 
 
 def record_of(
@@ -279,19 +257,6 @@ def model_series(name: str, model: Any, parts: Sequence[str], quick: bool) -> It
 # All of it.
 
 
-def claim_records(parts: Sequence[str], quick: bool, ruler: Ruler, rounds: int) -> Iterator[Any]:
-    """Figures 6 and 7: the records of bench_claims with the part's name of this file."""
-    some = (shapes.SMOLLM2_135M,) if quick else (shapes.LLAMA_2_7B,)
-    if "figure-6" in parts:
-        for context in (64, 128) if quick else (128, 256, 512, 1024, 2048, 4096, 8192):
-            claim = bench_claims.attention_claim("curve", some[0], context)
-            yield bench_claims.judged(claim, ruler, rounds) | {"part": "figure-6"}
-    if "figure-7" in parts:
-        for shape in some if quick else (shapes.LLAMA_3_2_1B, *bench_claims.SHAPES):
-            claim = bench_claims.mlp_claim(shape, "bf16")
-            yield bench_claims.judged(claim, ruler, rounds) | {"part": "figure-7"}
-
-
 def all_series(parts: Sequence[str], quick: bool) -> Iterator[Series]:
     layer = shapes.SMOLLM2_135M if quick else shapes.LLAMA_3_2_1B
     if "attention-context" in parts:
@@ -326,8 +291,6 @@ def show(records: Sequence[Mapping[str, Any]], console: Console) -> None:
     for head in heads:
         table.add_column(head, justify="right")
     for record in records:
-        if record["benchmark"] != "scaling":
-            continue
         slope = f"{record['slope']:,.1f} {record['slope_unit']}" if "slope" in record else ""
         table.add_row(
             record["what"],
@@ -342,10 +305,6 @@ def show(records: Sequence[Mapping[str, Any]], console: Console) -> None:
             "yes" if record["as_theory_says"] else "no",
         )
     console.print(table)
-    for part, title in (("figure-6", "Figure 6: attention"), ("figure-7", "Figure 7: MLP")):
-        claims = [record for record in records if record["part"] == part]
-        if claims:
-            bench_claims.show(f"{title} against HuggingFace eager", claims, console)
 
 
 @torch.inference_mode()
@@ -353,10 +312,9 @@ def main() -> None:
     options = harness.parser(__doc__ or "")
     options.formatter_class = argparse.RawDescriptionHelpFormatter
     options.add_argument("--parts", nargs="+", choices=EVERY_PART, default=EVERY_PART, help="(all)")
-    options.add_argument("--plot", type=Path, help="a picture of the curves, such as scaling.png")
+    plots.add_option(options)
     chosen = options.parse_args()
-    if chosen.plot and importlib.util.find_spec("matplotlib") is None:
-        options.error("--plot: matplotlib is not installed; pip install matplotlib brings it")
+    plots.check_option(options, chosen.plot)
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     rounds = chosen.rounds or (3 if chosen.quick else 9)
@@ -370,15 +328,13 @@ def main() -> None:
         facts = harness.environment()
         for series in all_series(chosen.parts, chosen.quick):
             records.append(timed(series, ruler, rounds) | facts)
+            harness.write_json(chosen.json, records[-1:])
             del series
-        for record in claim_records(chosen.parts, chosen.quick, ruler, rounds):
-            records.append(record | facts)
     show(records, console)
     line = f"{facts['machine']} · isa {facts['isa']} · {facts['threads']} threads"
     console.print(f"{line} · commit {facts['commit']}")
     if chosen.plot:
         plots.scaling(records, chosen.plot, line)
-    harness.write_json(chosen.json, records)
 
 
 if __name__ == "__main__":

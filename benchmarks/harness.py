@@ -80,6 +80,7 @@ def environment() -> dict[str, Any]:
         "machine": machine(),
         "commit": commit(),
         "torch": torch.__version__,
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", ""),  # passive slows short regions
         "load_average": round(os.getloadavg()[0], 2),  # of the last minute, before this run
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -18,16 +19,26 @@ BENCH = Path(__file__).resolve().parents[2] / "benchmarks" / "bench_claims.py"
 
 def test_bench_claims(tmp_path):
     file = tmp_path / "claims.jsonl"
+    picture = tmp_path / "claims.png"
+    can_draw = importlib.util.find_spec("matplotlib") is not None
+    options = ["--plot", picture] if can_draw else []
     done = subprocess.run(
-        [sys.executable, BENCH, "--quick", "--rounds", "1", "--json", file],
+        [sys.executable, BENCH, "--quick", "--rounds", "1", "--json", file, *options],
         env=process_environment(),
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    records = [json.loads(line) for line in file.read_text().splitlines()]
-    assert {record["part"] for record in records} == {"attention", "curve", "mlp", "model"}
+    assert picture.exists() == can_draw
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    records = [line for line in lines if not line["part"].endswith("-fit")]
+    parts = {"attention", "curve", "mlp", "model", "model-curve"}
+    assert {record["part"] for record in records} == parts
+    fitted = [(line["part"], line["weights"], line["of"]) for line in lines[len(records) :]]
+    kinds = [("curve-fit", ""), ("model-curve-fit", "bf16"), ("model-curve-fit", "int4")]
+    assert fitted == [(*kind, of) for kind in kinds for of in ("eager", "fasttps")]
+    assert all(line["r_squared"] <= 1 for line in lines[len(records) :])
     for record in records:
         assert record["ratio"] == pytest.approx(
             record["eager_us"] / record["fasttps_us"], rel=0.05, abs=0.01

@@ -226,7 +226,9 @@ def quantize(
 def bench(
     model: Annotated[
         Path | None,
-        typer.Option(help="A HuggingFace folder or a .gguf file; without it, random weights."),
+        typer.Option(
+            help="A HuggingFace folder or a .gguf file; without it, a random SmolLM2-135M."
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few small cases, few rounds.")] = False,
     threads: Annotated[
@@ -236,7 +238,10 @@ def bench(
         Path | None, typer.Option(help="Append one line of JSON a case to this file.")
     ] = None,
 ) -> None:
-    """Measure this machine's limits, the ops and a whole model, beside what PyTorch offers."""
+    """Measure this machine's limits, the ops and a whole model, beside what PyTorch offers.
+
+    It fails, when all is shown, if something ran faster than the limits that it found.
+    """
     from fasttps.cli.bench import run
 
     run(model, quick, threads, json)
