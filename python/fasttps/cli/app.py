@@ -226,9 +226,7 @@ def quantize(
 def bench(
     model: Annotated[
         Path | None,
-        typer.Option(
-            help="A HuggingFace folder or a .gguf file; without it, a random SmolLM2-135M."
-        ),
+        typer.Option(help="A HuggingFace folder or a .gguf file; without it, a random one."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few small cases, few rounds.")] = False,
     threads: Annotated[
