@@ -71,13 +71,17 @@ def main() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    taken = {}
-    for kind in ("unpatched", "patched"):
+    running = {}
+    for kind in ("unpatched", "patched"):  # at the same time: each has its own memory
         command = [sys.executable, __file__, *sys.argv[1:], "--measure", kind]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            sys.exit(f"bench_memory: the {kind} process failed\n{done.stderr}")
-        taken[kind] = json.loads(done.stdout.splitlines()[-1])
+        pipe = subprocess.PIPE
+        running[kind] = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+    ended = {kind: process.communicate() for kind, process in running.items()}
+    taken = {}
+    for kind, (out, error) in ended.items():
+        if running[kind].returncode != 0:
+            sys.exit(f"bench_memory: the {kind} process failed\n{error}")
+        taken[kind] = json.loads(out.splitlines()[-1])
     own = {kind: steps["peak"] - steps["before"] for kind, steps in taken.items()}
     record = {
         "benchmark": "memory",
