@@ -52,7 +52,8 @@ if(NOT pybind11_FOUND)
     OUTPUT_VARIABLE pybind11_DIR OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
   find_package(pybind11 REQUIRED CONFIG)
 endif()
-pybind11_add_module(fasttps_python MODULE NO_EXTRAS csrc/python/limits.cpp csrc/python/module.cpp)
+pybind11_add_module(fasttps_python MODULE NO_EXTRAS csrc/python/limits.cpp csrc/python/module.cpp
+                    csrc/python/module_watch.cpp)
 target_link_libraries(fasttps_python PRIVATE fasttps fasttps_warnings)
 set_target_properties(fasttps_python PROPERTIES OUTPUT_NAME _C INSTALL_RPATH "$ORIGIN/lib")
 

@@ -49,14 +49,16 @@ int64_t parse_cpu_max(const char* text, int64_t none) {
 }
 
 int64_t usable_cpus() {
-  int64_t cpus = std::max(1u, std::thread::hardware_concurrency());
+  // Both read files, which takes longer than a region of threads may last.
+  static const int64_t all = std::max(1u, std::thread::hardware_concurrency());
 #ifdef __linux__
   static const int64_t quota = cgroup_cpus(int64_t{1} << 20);
   cpu_set_t mask;
-  if (sched_getaffinity(0, sizeof mask, &mask) == 0) cpus = CPU_COUNT(&mask);
-  cpus = std::min(cpus, quota);
+  const bool known = sched_getaffinity(0, sizeof mask, &mask) == 0;
+  return std::min<int64_t>(known ? CPU_COUNT(&mask) : all, quota);
+#else
+  return all;
 #endif
-  return cpus;
 }
 
 }  // namespace fasttps::cpu

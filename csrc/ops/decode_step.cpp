@@ -268,6 +268,12 @@ DecodeStepShape check_decode_step(const DecodeStepArgs& args) {
   return shape;
 }
 
+void check_decode_step_token(const DecodeStepArgs& args, DecodeStepShape& shape) {
+  if (!args.embedding) check_dense_last_dim(kOp, "input", args.input);
+  check_rotation(args, shape);
+  check_options(args, shape);
+}
+
 DecodeStepPositions check_decode_step_values(const DecodeStepArgs& args,
                                              const DecodeStepShape& shape) {
   DecodeStepPositions at;

@@ -83,6 +83,10 @@ inline constexpr int64_t kMaxStepRows = 64;
 
 DecodeStepShape check_decode_step(const DecodeStepArgs& args);
 
+// Only what changes from token to token: of an input of the shape and type, and weights and caches,
+// that check_decode_step has seen.
+void check_decode_step_token(const DecodeStepArgs& args, DecodeStepShape& shape);
+
 // What lies in host memory: slots that are free, ids that exist.
 struct DecodeStepPositions {
   std::vector<int64_t> seq_lens, kv_start;

@@ -11,6 +11,7 @@
 #include "cpu/bf16_product.h"
 #include "cpu/dispatch.h"
 #include "limits.h"
+#include "module_watch.h"
 #include "ops/packed_format.h"
 
 namespace py = pybind11;
@@ -63,5 +64,6 @@ PYBIND11_MODULE(_C, m) {
       },
       "Vendor, family and model.");
   bind_limits(m);
+  bind_module_watch(m);
   m.def("build_facts", &build_facts, "What this build was made of and for.");
 }

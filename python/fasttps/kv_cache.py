@@ -357,6 +357,15 @@ class StaticKVCache(Cache):
             [layer.v_scale for layer in layers] if scales else None,
         )
 
+    def step_entries(self) -> list[tuple[dict[str, Any], str, Any]]:
+        """Where the layers keep what `step_buffers` gives: dict, key, tensor."""
+        return [
+            (vars(layer), name, getattr(layer, name))
+            for layer in self.layers
+            for name in ("keys", "values", "k_scale", "v_scale")
+            if name in vars(layer)
+        ]
+
     def step_seq_lens(self, start: int) -> Tensor:
         """`start` as the ops take it."""
         return self._steps.seq_lens(start, self.layers[0].device)

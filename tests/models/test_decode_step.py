@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -103,6 +105,30 @@ def test_int8_cache(pair):
     assert pair[0].why_not is None
     # One step of an int8 row is 1/254 of its largest element; a rounding may fall either way.
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0.02 * float(theirs.abs().max()))
+
+
+def test_a_dropped_cache_frees_its_memory(pair):
+    ids = prompt(1, 10)
+    cache = filled(pair[0], ids[:, :9])
+    next_logits(pair[0], ids[:, 9:], cache)
+    assert pair[0].why_not is None
+    cache, keys = weakref.ref(cache), weakref.ref(cache.layers[0].keys)
+    gc.collect()
+    assert cache() is None and keys() is None
+
+
+def test_a_cache_whose_tensors_were_replaced(pair):
+    """As transformers does when it reorders or repeats the sequences of a cache."""
+    ids = prompt(1, 11)
+    wanted = logits(pair[1], ids)[:, 9:]
+    cache = filled(pair[0], ids[:, :9])
+    first = next_logits(pair[0], ids[:, 9:10], cache)
+    for layer in cache.layers:
+        layer.keys = layer.keys.clone()
+        layer.values = layer.values.clone()
+    second = next_logits(pair[0], ids[:, 10:], cache)
+    assert pair[0].why_not is None
+    torch.testing.assert_close(torch.cat([first, second], 1), wanted)
 
 
 def test_a_cropped_cache(pair):

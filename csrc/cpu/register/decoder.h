@@ -1,6 +1,6 @@
 #pragma once
-#include <memory>
-#include <vector>
+#include <cstdint>
+#include <span>
 
 #include "../kernel_table.h"
 #include "../team.h"
@@ -56,7 +56,7 @@ struct DecoderStep {
   int64_t rope_batch_stride;  // floats; 0 where sequences share their rows
   const int64_t* seq_lens;    // [batch]
   const int64_t* kv_start;    // [batch]
-  std::vector<DecoderLayer> layers;
+  std::span<const DecoderLayer> layers;
 
   // Either ids and an embedding, or x holds the input when the step begins.
   const int64_t* ids = nullptr;  // [batch * new_tokens]

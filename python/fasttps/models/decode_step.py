@@ -11,17 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import chain
-from operator import getitem, is_
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from fasttps import _C
 from fasttps.models.fused_module import FusedModule, ReadOriginal
 from fasttps.models.packed_module import PackedModule, PackedTensor, packing_epoch
-
-_decode_step = torch.ops.fasttps.decode_step.default
-_decode_step_argmax = torch.ops.fasttps.decode_step.argmax
+from fasttps.ops.decode_step import DecodeStep
 
 MAX_TOKENS = 8  # new tokens of a sequence; more are a prompt, which the layers take one by one
 MAX_ROWS = 64  # new tokens of a sequence times query heads of a KV head, as the op has it
@@ -64,27 +63,22 @@ class Parts:
     activation: str
 
 
-class Structure:
-    """Which modules and norm weights a model consists of, to see whether one was replaced.
+def hooks_below(model: nn.Module) -> list[dict[Any, Any]]:
+    """The hooks of each module within `model`, as torch keeps them."""
+    below = [m for m in model.modules() if m is not model]
+    return [d for m in below for d in (m._forward_hooks, m._forward_pre_hooks)]
 
-    Looked at before every token, so it is flat and the loop over it is C.
-    """
 
-    def __init__(self, model: nn.Module) -> None:
-        held = [
-            (own, name, value)
-            for module in model.modules()
-            for own in (module._modules, {} if module._modules else module._parameters)
-            for name, value in own.items()
-            if not isinstance(module, PackedModule)
-        ]
-        self._dicts, self._names, self._values = zip(*held)
-
-    def is_unchanged(self) -> bool:
-        try:
-            return all(map(is_, map(getitem, self._dicts, self._names), self._values))
-        except KeyError:
-            return False
+def watch(model: nn.Module, hooks: list[dict[Any, Any]]) -> _C.ModuleWatch:
+    """Sees whether a module or a norm weight of `model` was replaced, or a hook added."""
+    entries = [
+        (own, name, value)
+        for module in model.modules()
+        for own in (module._modules, {} if module._modules else module._parameters)
+        for name, value in own.items()
+        if not isinstance(module, PackedModule)
+    ]
+    return _C.ModuleWatch(entries, hooks)
 
 
 @dataclass
@@ -92,16 +86,34 @@ class Plan:
     """Arguments of the op that do not change between tokens, and what they rest on."""
 
     epoch: int  # of packing: packed buffers are replaced when weights are loaded or moved
-    structure: Structure
+    watch: _C.ModuleWatch
     hooks: list[dict[Any, Any]]
     lists: tuple[Any, ...] = ()  # weights, norms, biases
     options: dict[str, Any] = field(default_factory=dict)
     obstacle: str | None = None
     max_tokens: int = MAX_TOKENS
+    rotary: Any = None
     kind: tuple[Any, ...] = ()  # num_kv_heads, head_dim and dtype of the keys
+    # By cache, for as long as it lives: its tensors watched, and the op bound to them.
+    bound: WeakKeyDictionary[Any, tuple[_C.ModuleWatch, DecodeStep]] = field(
+        default_factory=WeakKeyDictionary
+    )
 
     def is_current(self) -> bool:
-        return self.epoch == packing_epoch() and self.structure.is_unchanged()
+        return self.epoch == packing_epoch() and self.watch.is_unchanged()
+
+    def step(self, cache: Any) -> DecodeStep:
+        """The op on the plan's weights and the tensors that `cache` has now."""
+        found = self.bound.get(cache)
+        if found is not None and found[0].is_unchanged():
+            return found[1]
+        keys, values, k_scales, v_scales = cache.step_buffers()
+        step = DecodeStep(
+            *self.lists, keys, values, k_scales=k_scales, v_scales=v_scales, **self.options
+        )
+        watch = _C.ModuleWatch(cache.step_entries())
+        self.bound[cache] = watch, step
+        return step
 
 
 class FusedCausalLM(FusedModule):
@@ -208,7 +220,8 @@ class FusedCausalLM(FusedModule):
         plan = self.step_plan()
         if plan.obstacle is not None:
             return plan.obstacle
-        if any(plan.hooks) and not all(map(_is_idle, chain(*(own.values() for own in plan.hooks)))):
+        hooks = chain(*(own.values() for own in plan.hooks)) if plan.watch.has_hooks() else ()
+        if not all(map(_is_idle, hooks)):
             return "a module has hooks"
         batch, new_tokens = input_ids.shape
         if not 1 <= new_tokens <= plan.max_tokens:
@@ -222,30 +235,13 @@ class FusedCausalLM(FusedModule):
             kv_start = _kv_start(attention_mask, batch, start + new_tokens)
         if isinstance(kv_start, str):
             return kv_start
-        rope = self._rope(position_ids, start, new_tokens, cache.max_seq_len)
+        rope = self._rope(plan, position_ids, start, new_tokens, cache.max_seq_len)
         if isinstance(rope, str):
             return rope
-        weights, norms, biases = plan.lists
-        op = _decode_step_argmax if argmax else _decode_step
-        options = plan.options
-        if kv_start is not None:
-            options = options | {"kv_start": kv_start}
-        keys, values, k_scales, v_scales = cache.step_buffers()
-        if k_scales is not None:
-            options = options | {"k_scales": k_scales, "v_scales": v_scales}
-        if "embedding" not in options:
+        if "embedding" not in plan.options:
             input_ids = self.decoder().embed_tokens(input_ids)
-        out = op(
-            input_ids,
-            weights,
-            norms,
-            biases,
-            keys,
-            values,
-            cache.step_seq_lens(start),
-            *rope,
-            **options,
-        )
+        seq_lens = cache.step_seq_lens(start)
+        out = plan.step(cache)(input_ids, seq_lens, *rope, kv_start=kv_start, argmax=argmax)
         cache.end_step(new_tokens)
         return out
 
@@ -257,9 +253,8 @@ class FusedCausalLM(FusedModule):
         return plan
 
     def _make_plan(self) -> Plan:
-        below = [m for m in self.modules() if m is not self]
-        hooks = [d for m in below for d in (m._forward_hooks, m._forward_pre_hooks)]
-        plan = Plan(packing_epoch(), Structure(self), hooks)
+        hooks = hooks_below(self)
+        plan = Plan(packing_epoch(), watch(self, hooks), hooks)
         parts = self.decoder_parts()
         if isinstance(parts, str):
             plan.obstacle = parts
@@ -295,17 +290,24 @@ class FusedCausalLM(FusedModule):
                 plan.options[name] = packed.packed
                 plan.options[f"{name}_format"] = int(packed.format)
                 plan.options[f"{name}_group_size"] = packed.group_size
+        plan.rotary = self.decoder().rotary_emb
         plan.kind = (parts.num_kv_heads, parts.head_dim, self.dtype)
         plan.max_tokens = min(MAX_TOKENS, MAX_ROWS * parts.num_kv_heads // parts.num_heads)
         return plan
 
     def _rope(
-        self, position_ids: Tensor | None, start: int, new_tokens: int, max_seq_len: int
+        self,
+        plan: Plan,
+        position_ids: Tensor | None,
+        start: int,
+        new_tokens: int,
+        max_seq_len: int,
     ) -> tuple[Tensor, Tensor] | str:
         """cos and sin [1 or batch, new_tokens, rotary_dim] in the model's dtype, from a table."""
-        rotary = self.decoder().rotary_emb
-        if getattr(rotary, "rope_type", None) not in STATIC_ROPE:
-            return f"RoPE of type {getattr(rotary, 'rope_type', None)} changes with the length"
+        rotary, dtype = plan.rotary, plan.kind[-1]
+        kind = getattr(rotary, "rope_type", None)
+        if kind not in STATIC_ROPE:
+            return f"RoPE of type {kind} changes with the length"
         first = start
         rows: Tensor | None = None
         if position_ids is not None:
@@ -319,11 +321,11 @@ class FusedCausalLM(FusedModule):
         if first < 0 or (rows is not None and int(rows.min()) < 0):
             return "a negative position"
         table: RopeTable | None = self.__dict__.get("_rope_table")
-        if table is None or not table.serves(rotary, self.dtype) or last >= table.rows:
-            table = RopeTable(rotary, self.dtype, max(last + 1, max_seq_len))
+        if table is None or not table.serves(rotary, dtype) or last >= table.rows:
+            table = RopeTable(rotary, dtype, max(last + 1, max_seq_len))
             self.__dict__["_rope_table"] = table
         if rows is None:
-            return table.cos[:, first : last + 1], table.sin[:, first : last + 1]
+            return table.cos.narrow(1, first, new_tokens), table.sin.narrow(1, first, new_tokens)
         return table.cos[0][rows], table.sin[0][rows]
 
 
@@ -355,7 +357,7 @@ class RopeTable:
         """Whether the table is that of `rotary` as it is now."""
         return (
             rotary is self._rotary
-            and rotary.inv_freq is self._frequencies
+            and rotary._buffers.get("inv_freq") is self._frequencies
             and _version(self._frequencies) == self._version
             and dtype == self._dtype
         )

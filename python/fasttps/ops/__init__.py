@@ -4,7 +4,7 @@
 """
 
 from .causal_prefill import causal_prefill
-from .decode_step import decode_step
+from .decode_step import DecodeStep, decode_step
 from .gate_up_silu_mlp import gate_up_silu_mlp
 from .kv_cache_update import kv_cache_update_
 from .merge_attention import merge_attention
@@ -23,6 +23,7 @@ from .rope_attention_decode import rope_attention_decode
 
 __all__ = [
     "LAYOUT_VERSION",
+    "DecodeStep",
     "PackedFormat",
     "causal_prefill",
     "decode_step",

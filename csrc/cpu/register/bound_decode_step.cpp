@@ -1,0 +1,201 @@
+#include <torch/custom_class.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../dispatch.h"
+#include "decoder_model.h"
+
+namespace fasttps::cpu {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+// What of a tensor the bound step rests on.
+struct Look {
+  const void* data;
+  int64_t numel;
+  at::ScalarType type;
+  std::array<int64_t, 4> sizes, strides;  // of tensors of up to four dimensions
+
+  explicit Look(const at::Tensor& t)
+      : data(t.const_data_ptr()), numel(t.numel()), type(t.scalar_type()), sizes{}, strides{} {
+    const auto dims = static_cast<size_t>(std::min<int64_t>(t.dim(), 4));
+    std::copy_n(t.sizes().begin(), dims, sizes.begin());
+    std::copy_n(t.strides().begin(), dims, strides.begin());
+  }
+  bool operator==(const Look&) const = default;
+};
+
+// decode_step with its weights and caches bound: torch.classes.fasttps.DecodeStep. The op takes
+// hundreds of tensors apart for every token, none of them in a cache of the CPU after a token's
+// weights have passed through; this takes them apart once, and then looks at each whether it is
+// still the memory that it was. If one is not, or the input has another shape, it begins anew.
+struct BoundDecodeStep : torch::CustomClassHolder {
+  Tensors weights, norms;
+  c10::List<std::optional<at::Tensor>> biases;
+  Tensors k_caches, v_caches;
+  std::vector<int64_t> formats, group_sizes;
+  int64_t num_heads, intermediate_size;
+  double norm_eps;
+  bool int8_activation;
+  std::string activation;
+  bool interleaved;
+  std::optional<double> scale;
+  std::optional<int64_t> window;
+  std::optional<Tensors> k_scales, v_scales;
+  std::optional<at::Tensor> embedding;
+  int64_t embedding_format, embedding_group_size;
+  std::optional<at::Tensor> lm_head;
+  int64_t lm_head_format, lm_head_group_size, vocab_size;
+
+  BoundDecodeStep(Tensors weights, Tensors norms, c10::List<std::optional<at::Tensor>> biases,
+                  Tensors k_caches, Tensors v_caches, std::vector<int64_t> formats,
+                  std::vector<int64_t> group_sizes, int64_t num_heads, int64_t intermediate_size,
+                  double norm_eps, bool int8_activation, std::string activation, bool interleaved,
+                  std::optional<double> scale, std::optional<int64_t> window,
+                  std::optional<Tensors> k_scales, std::optional<Tensors> v_scales,
+                  std::optional<at::Tensor> embedding, int64_t embedding_format,
+                  int64_t embedding_group_size, std::optional<at::Tensor> lm_head,
+                  int64_t lm_head_format, int64_t lm_head_group_size, int64_t vocab_size)
+      : weights(std::move(weights)),
+        norms(std::move(norms)),
+        biases(std::move(biases)),
+        k_caches(std::move(k_caches)),
+        v_caches(std::move(v_caches)),
+        formats(std::move(formats)),
+        group_sizes(std::move(group_sizes)),
+        num_heads(num_heads),
+        intermediate_size(intermediate_size),
+        norm_eps(norm_eps),
+        int8_activation(int8_activation),
+        activation(std::move(activation)),
+        interleaved(interleaved),
+        scale(scale),
+        window(window),
+        k_scales(std::move(k_scales)),
+        v_scales(std::move(v_scales)),
+        embedding(std::move(embedding)),
+        embedding_format(embedding_format),
+        embedding_group_size(embedding_group_size),
+        lm_head(std::move(lm_head)),
+        lm_head_format(lm_head_format),
+        lm_head_group_size(lm_head_group_size),
+        vocab_size(vocab_size) {}
+
+  at::Tensor run(const at::Tensor& input, const at::Tensor& seq_lens, const at::Tensor& cos,
+                 const at::Tensor& sin, const std::optional<at::Tensor>& kv_start, bool argmax) {
+    TORCH_CHECK_TYPE(input.is_cpu(), "decode_step: input must be on cpu, got ", input.device());
+    TORCH_CHECK(!at::GradMode::is_enabled(),
+                "decode_step: DecodeStep has no gradient; call it under torch.no_grad()");
+    const std::lock_guard lock(mutex_);
+    const DecodeStepArgs args = this->args(input, seq_lens, cos, sin, kv_start);
+    if (is_bound_to(input)) {
+      check_decode_step_token(args, shape_);
+      load_biases(args, model_);
+    } else {
+      input_sizes_.reset();
+      shape_ = check_decode_step(args);
+      model_ = decoder_model(args, shape_);
+      looks_.clear();
+      for_each_tensor([&](const at::Tensor& t) { looks_.emplace_back(t); });
+      isa_ = &kernels();
+      bf16_ = &linear_kernels(static_cast<int64_t>(PackedFormat::kBf16));
+      input_type_ = input.scalar_type();
+      input_sizes_ = input.sizes().vec();
+    }
+    return run_decode_step(args, shape_, model_, argmax);
+  }
+
+ private:
+  DecodeStepArgs args(const at::Tensor& input, const at::Tensor& seq_lens, const at::Tensor& cos,
+                      const at::Tensor& sin, const std::optional<at::Tensor>& kv_start) const {
+    const auto list = [](const std::optional<Tensors>& tensors) {
+      return tensors ? std::optional<at::TensorList>(*tensors) : std::nullopt;
+    };
+    return {input,
+            weights,
+            norms,
+            biases,
+            k_caches,
+            v_caches,
+            seq_lens,
+            cos,
+            sin,
+            formats,
+            group_sizes,
+            num_heads,
+            intermediate_size,
+            norm_eps,
+            int8_activation,
+            activation,
+            interleaved,
+            scale,
+            window,
+            kv_start,
+            list(k_scales),
+            list(v_scales),
+            embedding,
+            embedding_format,
+            embedding_group_size,
+            lm_head,
+            lm_head_format,
+            lm_head_group_size,
+            vocab_size};
+  }
+
+  template <class Function>
+  void for_each_tensor(const Function& function) const {
+    const auto each = [&](const Tensors& tensors) {
+      for (const at::Tensor& t : tensors) function(t);
+    };
+    each(weights);
+    each(norms);
+    for (size_t i = 0; i < biases.size(); ++i) {
+      if (const std::optional<at::Tensor> bias = biases[i]) function(*bias);
+    }
+    each(k_caches);
+    each(v_caches);
+    if (k_scales) each(*k_scales);
+    if (v_scales) each(*v_scales);
+    if (embedding) function(*embedding);
+    if (lm_head) function(*lm_head);
+  }
+
+  bool is_bound_to(const at::Tensor& input) const {
+    if (!input_sizes_ || input.sizes() != *input_sizes_ || input.scalar_type() != input_type_ ||
+        isa_ != &kernels() || bf16_ != &linear_kernels(static_cast<int64_t>(PackedFormat::kBf16))) {
+      return false;
+    }
+    auto look = looks_.begin();
+    bool same = true;
+    for_each_tensor([&](const at::Tensor& t) { same &= Look(t) == *look++; });
+    return same;
+  }
+
+  std::mutex mutex_;
+  DecodeStepShape shape_{};
+  DecoderModel model_;
+  std::vector<Look> looks_;
+  const KernelTable* isa_ = nullptr;
+  const PackedLinearRow* bf16_ = nullptr;
+  std::optional<std::vector<int64_t>> input_sizes_;  // nullopt: bound to nothing
+  at::ScalarType input_type_{};
+};
+
+TORCH_LIBRARY_FRAGMENT(fasttps, m) {
+  m.class_<BoundDecodeStep>("DecodeStep")
+      .def(torch::init<Tensors, Tensors, c10::List<std::optional<at::Tensor>>, Tensors, Tensors,
+                       std::vector<int64_t>, std::vector<int64_t>, int64_t, int64_t, double, bool,
+                       std::string, bool, std::optional<double>, std::optional<int64_t>,
+                       std::optional<Tensors>, std::optional<Tensors>, std::optional<at::Tensor>,
+                       int64_t, int64_t, std::optional<at::Tensor>, int64_t, int64_t, int64_t>())
+      .def("run", &BoundDecodeStep::run);
+}
+
+}  // namespace
+}  // namespace fasttps::cpu
