@@ -107,10 +107,10 @@ class Plan:
         found = self.bound.get(cache)
         if found is not None and found[0].is_unchanged():
             return found[1]
+        weights, norms, biases = self.lists
         keys, values, k_scales, v_scales = cache.step_buffers()
-        step = DecodeStep(
-            *self.lists, keys, values, k_scales=k_scales, v_scales=v_scales, **self.options
-        )
+        scales = {"k_scales": k_scales, "v_scales": v_scales}
+        step = DecodeStep(weights, norms, biases, keys, values, **scales, **self.options)
         watch = _C.ModuleWatch(cache.step_entries())
         self.bound[cache] = watch, step
         return step
