@@ -84,8 +84,9 @@ def reason_of(each: Contestant, model: Model) -> dict[str, Any]:
 
 
 def show(title: str, records: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Peers down, measures across: tokens/s, ours as a multiple of it, the share of the memory."""
+    """Ours and peers down, measures across: tokens/s, the share of the memory."""
     figures = [record for record in records if "measure" in record]
+    figures.sort(key=lambda record: record["peer"] != OURS)
     columns = sorted({(r["measure"] != "prefill", r["tokens"], r["measure"]) for r in figures})
     table = Table(title=title)
     table.add_column("tokens/s (ours is x times it)", no_wrap=True)
