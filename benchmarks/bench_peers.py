@@ -6,9 +6,10 @@ medians over the rounds, and every ratio is to ours in the same rounds. Nothing 
 
 Prefill: prompt tokens over the time to the first new token. Decode: greedy tokens, one at a time,
 after a context. Bytes of a token: all matrices as that peer stores them, and the keys and values so
-far. Peers of one table have weights of the same bits; what else they choose is in the notes of the
-JSON lines. A peer that cannot run here is listed with its reason. A run that is ended by Ctrl-C or
-SIGTERM keeps what it has measured.
+far; their share of the read bandwidth is of that in the same rounds. Peers of one table have
+weights of the same bits; what else they choose is in the notes of the JSON lines. A peer that
+cannot run here is listed with its reason. A run that is ended by Ctrl-C or SIGTERM keeps what it
+has measured.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from peers.install import default_cache, install
 from peers.worker import worker_environment
 from rich.console import Console
 
-from fasttps.bench import Gauge, Ruler
+from fasttps.bench import Ruler
 
 BITS = {"bf16": 16, "int8": 8, "int4": 4, "file": 5}  # about so many a weight
 PEER_FORMS = "PEER/WAY: one way of it; NAME=MODULE:CLASS: one of your own; ours is always there"
@@ -168,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 continue
             weights = found[0].job(model, plan).weights()
             read = ruler.read(weights * BITS[bits] // 8, options.threads)
-            kept = Kept(model, read, {"threads": options.threads}, options.json, reference)
+            kept = Kept(model, {"threads": options.threads}, options.json, reference)
             try:
                 for each, measure in contest.run(found, model, plan, read, console.log):
                     kept.figure(found, each, measure)
@@ -193,12 +194,11 @@ class Kept:
     def __init__(
         self,
         model: contest.Model,
-        read: Gauge,
         facts: dict[str, Any],
         file: Path | None,
         reference: contest.Contestant | None,
     ) -> None:
-        self.model, self.read, self.file, self.reference = model, read, file, reference
+        self.model, self.file, self.reference = model, file, reference
         self.facts = harness.environment() | facts
         self.records: list[dict[str, Any]] = []
         self._done: set[tuple[str, str, contest.Measure]] = set()
@@ -212,7 +212,7 @@ class Kept:
         self._done.add((each.name, each.way, measure))
         if each.bits == "bf16":
             self.reference = self.reference or reference_of(found)
-        self._keep(report.record_of(each, measure, self.model, self.reference, self.read))
+        self._keep(report.record_of(each, measure, self.model, self.reference))
 
     def rest(self, found: Sequence[contest.Contestant]) -> None:
         """What was not written yet: ours, and why others were not measured."""

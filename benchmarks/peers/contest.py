@@ -92,7 +92,8 @@ class Contestant:
         reason: why it is not measured, or no further; None where all went well.
         facts: what its worker said when it loaded.
         first_tokens: those after the check prompts.
-        samples: tokens/s of each round; `beside`: ours in the same rounds.
+        samples: tokens/s of each round; `beside`: ours in the same rounds; `reads`: GB/s of reading
+            by each loop of the ruler in them.
         contexts: tokens in the cache at the middle of each decode sample.
         tokens: that came in the first sample of each measure.
     """
@@ -106,6 +107,7 @@ class Contestant:
     first_tokens: list[int] = field(default_factory=list)
     samples: dict[Measure, list[float]] = field(default_factory=dict)
     beside: dict[Measure, list[float]] = field(default_factory=dict)
+    reads: dict[Measure, list[dict[str, float]]] = field(default_factory=dict)
     contexts: dict[Measure, list[float]] = field(default_factory=dict)
     tokens: dict[Measure, list[int]] = field(default_factory=dict)
 
@@ -204,9 +206,11 @@ def turns(
     """All rounds of one measure: every contestant once a round, the memory before them."""
     taken: list[tuple[Contestant, list[float]]] = [(each, []) for each, _ in pairs]
     ours: list[float] = []
+    reads: list[dict[str, float]] = []
     for _ in range(plan.rounds_of(measure)):
         if measure.kind == "decode":
             read.sample()
+            reads.append(read.latest())
         for (each, worker), (_, samples) in zip(pairs, taken):
             if worker is None or each.reason is not None:
                 continue
@@ -220,6 +224,7 @@ def turns(
     for each, samples in taken:
         each.samples.setdefault(measure, []).extend(samples)
         each.beside.setdefault(measure, []).extend(ours)
+        each.reads.setdefault(measure, []).extend(reads)
 
 
 def sample(each: Contestant, worker: Worker, measure: Measure, model: Model, plan: Plan) -> float:

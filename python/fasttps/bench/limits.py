@@ -90,6 +90,10 @@ class Gauge:
             self.sample()
         return self.rate
 
+    def latest(self) -> dict[str, float]:
+        """What the last `sample` found of each candidate."""
+        return {name: taken[-1] for name, taken in self._samples.items() if taken}
+
     def medians(self) -> dict[str, float]:
         return {name: statistics.median(taken) for name, taken in self._samples.items() if taken}
 
