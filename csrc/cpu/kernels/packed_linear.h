@@ -10,8 +10,7 @@ struct TileInput {
   int64_t activation_bytes;
   int64_t cols;
   int64_t group_size;
-  bool
-      fetch_ahead;  // few tokens, so weights come from memory; and these are the first to meet them
+  bool fetch_ahead;  // these tokens are the first to meet the weights, which come from memory
 };
 
 // A product says how one format is multiplied with one kind of activation:
@@ -246,7 +245,6 @@ inline void add_columns(const TileInput& in, int64_t tokens, float* totals, int6
 // For so few tokens memory is what limits, and one panel after the other, one stream of weights, is
 // read faster than two at once. With more, an activation in a register serves two panels.
 inline constexpr int64_t kFewTokens = 8;
-inline constexpr int64_t kTokensToFetchFor = 32;
 
 // finish(first token, tokens, totals[tokens][kPanels][16]) for all tokens of kPanels panels from
 // `panel` on.
@@ -260,7 +258,7 @@ inline void panel_products(const Task& task, int64_t panel, const Finish& finish
                task.activation_bytes,
                task.cols,
                task.group_size,
-               task.tokens <= kTokensToFetchFor};
+               true};
   float totals[kTokenBlock * kTokenStride];
   for (int64_t token = 0; token < task.tokens; token += kTokenBlock) {
     const int64_t left = task.tokens - token, tokens = left < kTokenBlock ? left : kTokenBlock;
@@ -275,6 +273,7 @@ inline void panel_products(const Task& task, int64_t panel, const Finish& finish
     if (!one_by_one) add_columns<Product, kPanels>(in, tokens, totals, kTokenStride);
     finish(token, tokens, totals);
     in.activation += tokens * task.activation_bytes;
+    in.fetch_ahead = false;
   }
 }
 

@@ -11,9 +11,6 @@
 namespace fasttps::cpu {
 namespace {
 
-// Tokens whose intermediate is held at once.
-constexpr int64_t kTokenBlock = 240;
-
 at::Tensor gate_up_silu_mlp(const at::Tensor& x, const at::Tensor& gate_up, const at::Tensor& down,
                             int64_t gate_up_format, int64_t down_format, int64_t intermediate_size,
                             int64_t gate_up_group_size, int64_t down_group_size,
@@ -35,7 +32,7 @@ at::Tensor gate_up_silu_mlp(const at::Tensor& x, const at::Tensor& gate_up, cons
   const int64_t intermediate_cols =
       packed_cols(shape.down_format, intermediate_size, down_group_size);
   const int64_t gate_panels = packed_panels(intermediate_size);
-  const int64_t block = std::min(kTokenBlock, shape.tokens);
+  const int64_t block = tokens_at_once(shape.tokens);
   Activations x_rows(gate_up_table.kind, block, shape.hidden_size, hidden_cols);
   // The gate_up kernel writes whole panels, zeros past the last row. If that is already how the
   // down kernel reads, it reads there.

@@ -11,9 +11,6 @@
 namespace fasttps::cpu {
 namespace {
 
-// Tokens whose activations are held at once.
-constexpr int64_t kHeldTokens = 240;
-
 at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& packed, int64_t format,
                          int64_t rows, int64_t group_size, bool int8_activation,
                          const std::optional<at::Tensor>& bias) {
@@ -24,7 +21,7 @@ at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& packed, int64_t 
   const at::Tensor tokens_of_x = at::reshape(x, {shape.tokens, shape.cols});
   const PackedLinearKernels& table = linear_kernels(format)[int8_activation ? 1 : 0];
   const int64_t cols = packed_cols(shape.format, shape.cols, group_size);
-  const int64_t block = std::min(kHeldTokens, shape.tokens);
+  const int64_t block = tokens_at_once(shape.tokens);
   Activations activations(table.kind, block, shape.cols, cols);
   const std::vector<float> bias_f32 = padded_bias(bias, rows);
   for (int64_t token = 0; token < shape.tokens; token += block) {

@@ -50,6 +50,14 @@ void for_panel_pieces(int64_t panels, int64_t panel_bytes, int64_t tokens, const
 // columns of all rows do not meet in the same few sets of a cache.
 constexpr int64_t spread_row_bytes(int64_t bytes) { return ((bytes + 63) / 64 | 1) * 64; }
 
+// Tokens whose activations are held at once: parts of about the same size, since each reads all
+// weights, and of whole register tiles (12 tokens in most kernels).
+constexpr int64_t tokens_at_once(int64_t tokens) {
+  constexpr int64_t kMost = 264, kTile = 12;
+  const int64_t parts = (tokens + kMost - 1) / kMost;
+  return std::min(tokens, (tokens + parts * kTile - 1) / (parts * kTile) * kTile);
+}
+
 // `bytes` of memory that is not touched and begins with a cache line.
 class CacheLines {
  public:
