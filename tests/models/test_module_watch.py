@@ -53,6 +53,18 @@ def test_hooks_come_and_go(model):
     assert not seen.has_hooks()
 
 
+def test_what_is_to_be_absent_is_seen_when_it_comes(model):
+    seen = _C.ModuleWatch([], [], [(vars(m), "forward") for m in model.modules()])
+    assert seen.is_unchanged()
+    model[1][0].forward = lambda x: x
+    assert not seen.is_unchanged()
+    del model[1][0].forward
+    model[1][0].another = 1
+    assert seen.is_unchanged()
+    model[1][0].forward = lambda x: x
+    assert not seen.is_unchanged()
+
+
 def test_what_is_no_dict_is_refused():
     with pytest.raises((TypeError, RuntimeError)):
         _C.ModuleWatch([([], "name", 1)])

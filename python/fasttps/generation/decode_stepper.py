@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fasttps.generation.stepper import ModelStepper
+from fasttps.models.obstacles import runs_more
 
 
 class DecodeStepper(ModelStepper):
@@ -30,8 +31,11 @@ class DecodeStepper(ModelStepper):
         return super().greedy_step(token_ids) if tokens is None else tokens
 
     def _decode(self, token_ids: Tensor, argmax: bool) -> Tensor | None:
+        decode = getattr(self._model, "decode", None)
+        if decode is None or runs_more(self._model):  # undone meanwhile, or hooks that must fire
+            return None
         at = self._length
-        out = self._model.decode(
+        out = decode(
             token_ids[:, None],
             self._cache,
             position_ids=None if self._mask is None else self._positions[:, at : at + 1],

@@ -15,11 +15,12 @@ from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fasttps import _C
 from fasttps.models.fused_module import FusedModule, ReadOriginal
-from fasttps.models.packed_module import PackedModule, PackedTensor, packing_epoch
+from fasttps.models.model_watch import hooks_below, own_forward, watch
+from fasttps.models.packed_module import PackedTensor, packing_epoch
 from fasttps.ops.decode_step import DecodeStep
 
 MAX_TOKENS = 8  # new tokens of a sequence; more are a prompt, which the layers take one by one
@@ -61,24 +62,7 @@ class Parts:
     norm_eps: float
     scale: float
     activation: str
-
-
-def hooks_below(model: nn.Module) -> list[dict[Any, Any]]:
-    """The hooks of each module within `model`, as torch keeps them."""
-    below = [m for m in model.modules() if m is not model]
-    return [d for m in below for d in (m._forward_hooks, m._forward_pre_hooks)]
-
-
-def watch(model: nn.Module, hooks: list[dict[Any, Any]]) -> _C.ModuleWatch:
-    """Sees whether a module or a norm weight of `model` was replaced, or a hook added."""
-    entries = [
-        (own, name, value)
-        for module in model.modules()
-        for own in (module._modules, {} if module._modules else module._parameters)
-        for name, value in own.items()
-        if not isinstance(module, PackedModule)
-    ]
-    return _C.ModuleWatch(entries, hooks)
+    settings: Sequence[tuple[dict[str, Any], str]]  # where those numbers lie: dict, key
 
 
 @dataclass
@@ -253,11 +237,14 @@ class FusedCausalLM(FusedModule):
         return plan
 
     def _make_plan(self) -> Plan:
-        hooks = hooks_below(self)
-        plan = Plan(packing_epoch(), watch(self, hooks), hooks)
-        parts = self.decoder_parts()
+        hooks, parts = hooks_below(self), self.decoder_parts()
+        settings = () if isinstance(parts, str) else parts.settings
+        plan = Plan(packing_epoch(), watch(self, hooks, settings), hooks)
         if isinstance(parts, str):
             plan.obstacle = parts
+            return plan
+        if (changed := own_forward(self)) is not None:
+            plan.obstacle = f"{changed} has a forward of its own"
             return plan
         weights = [w for layer in parts.layers for w in layer.weights if w is not None]
         if parts.lm_head is None or len(weights) < sum(len(x.weights) for x in parts.layers):
@@ -348,7 +335,7 @@ class RopeTable:
         self.rows = -(-rows // TABLE_ROWS) * TABLE_ROWS
         self._rotary, self._dtype = rotary, dtype
         self._frequencies = rotary.inv_freq
-        self._version = _version(rotary.inv_freq)
+        self._state = _state(rotary)
         with torch.inference_mode(False), torch.no_grad():
             positions = torch.arange(self.rows)[None]
             self.cos, self.sin = rotary(torch.zeros(1, dtype=dtype), positions)
@@ -358,14 +345,16 @@ class RopeTable:
         return (
             rotary is self._rotary
             and rotary._buffers.get("inv_freq") is self._frequencies
-            and _version(self._frequencies) == self._version
+            and _state(rotary) == self._state
             and dtype == self._dtype
         )
 
 
-def _version(tensor: Tensor) -> int:
-    """Grows with each change in place; inference tensors do not count theirs."""
-    return 0 if tensor.is_inference() else tensor._version
+def _state(rotary: Any) -> tuple[Any, ...]:
+    """What changes with the values of a rotary module, but for inference tensors' own."""
+    frequencies: Tensor = rotary._buffers["inv_freq"]
+    version = 0 if frequencies.is_inference() else frequencies._version
+    return frequencies.data_ptr(), version, rotary.__dict__.get("attention_scaling")
 
 
 def _is_pair(bias: Any) -> bool:

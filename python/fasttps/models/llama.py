@@ -136,7 +136,7 @@ class LlamaForCausalLM(FusedCausalLM, modeling_llama.LlamaForCausalLM):
         config: Any = self.config
         if type(decoder) is not modeling_llama.LlamaModel:
             return f"its model is a {type(decoder).__name__}"
-        if len(decoder.layers) != config.num_hidden_layers:
+        if len(decoder.layers) != decoder.config.num_hidden_layers:
             return "not every layer of the config is there"
         layers = []
         for at, layer in enumerate(decoder.layers):
@@ -188,6 +188,11 @@ class LlamaForCausalLM(FusedCausalLM, modeling_llama.LlamaForCausalLM):
             norm_eps=norm.variance_epsilon,
             scale=attentions[0].scaling,
             activation=decoder.layers[0].mlp.function,
+            settings=[
+                (vars(decoder.config), "num_hidden_layers"),
+                *((vars(n), "variance_epsilon") for n in (norm, *_norms(decoder.layers))),
+                *((vars(a), name) for a in attentions for name in ("scaling", "is_causal")),
+            ],
         )
 
 

@@ -138,11 +138,14 @@ class PackedModule(FusedModule):
         self._hold(slot, packed, kind)
 
     def packed_tensor(self, buffer: str) -> PackedTensor | None:
-        """What a buffer holds, as the ops take it; None while it is not packed."""
+        """What a buffer holds, as the ops take it.
+
+        None while it is not packed, or a weight came after the patch.
+        """
         kind: Packed | None = self.__dict__["packed"].get(buffer)
-        if kind is None:
-            return None
         (names,) = (slot.names for slot in self.slots if slot.buffer == buffer)
+        if kind is None or any(self._weight(name).numel() != 0 for name in names):
+            return None
         biases = tuple(self._owner(name)._parameters["bias"] for name in names)
         bias = biases[0] if len(biases) == 1 else biases
         packed: Any = self._buffers[buffer]
