@@ -17,24 +17,37 @@ inline Vec activate(Vec x, Activation function) {
   }
 }
 
+// Rows of panel `panel` and, of two, panel + step: of out, so that the packed ones are twice as
+// many.
+template <class Product, int kPanels>
+inline void gate_up_panels(const GateUpTask& task, int64_t panel, int64_t step) {
+  using Vec = typename Product::Vec;
+  constexpr int64_t kTotals = (kTokenBlock + kMostFewTokens) * kPanels * kPanelRows;
+  float gates[kTotals], ups[kTotals];
+  for_token_blocks(task.tokens, [&](int64_t token, int64_t tokens) {
+    panel_products<Product, kPanels>(task, 2 * panel, 2 * step, token, tokens, gates);
+    panel_products<Product, kPanels>(task, 2 * panel + 1, 2 * step, token, tokens, ups);
+    for (int64_t m = 0; m < tokens; ++m) {
+      for (int64_t p = 0; p < kPanels; ++p) {
+        for (int64_t i = 0; i < kPanelRows; i += Vec::kLanes) {
+          const int64_t row = (panel + p * step) * kPanelRows + i;
+          const int64_t at = (m * kPanels + p) * kPanelRows + i;
+          const Vec gate = biased<Vec>(gates + at, task.gate_bias, row);
+          const Vec up = biased<Vec>(ups + at, task.up_bias, row);
+          store_as(activate(gate, task.function) * up, task.out_type, task.out,
+                   (token + m) * task.out_stride + row, task.rows - row);
+        }
+      }
+    }
+  });
+}
+
 template <class Product>
 void gate_up(const GateUpTask& task) {
-  using Vec = typename Product::Vec;
-  for (int64_t panel = task.panel_begin; panel < task.panel_end; ++panel) {
-    panel_products<Product, 2>(
-        task, 2 * panel, [&](int64_t token, int64_t tokens, const float* totals) {
-          for (int64_t m = 0; m < tokens; ++m) {
-            const float* total = totals + m * 2 * kPanelRows;
-            for (int64_t i = 0; i < kPanelRows; i += Vec::kLanes) {
-              const int64_t row = panel * kPanelRows + i;
-              const Vec gate = biased<Vec>(total + i, task.gate_bias, row);
-              const Vec up = biased<Vec>(total + kPanelRows + i, task.up_bias, row);
-              store_as(activate(gate, task.function) * up, task.out_type, task.out,
-                       (token + m) * task.out_stride + row, task.rows - row);
-            }
-          }
-        });
-  }
+  for_pairs(Product::kFewTokens, task.panel_begin, task.panel_end, task.tokens,
+            [&](auto panels, int64_t panel, int64_t step) {
+              gate_up_panels<Product, decltype(panels)::value>(task, panel, step);
+            });
 }
 
 template <class Product>

@@ -2,15 +2,15 @@
 namespace fasttps::cpu {
 namespace {
 
-// Panels that lie panel_bytes apart, and tokens that lie activation_bytes apart.
+// Panels that lie panel_stride bytes apart, and tokens that lie activation_bytes apart.
 struct TileInput {
   const char* panels;
-  int64_t panel_bytes;
+  int64_t panel_stride;
   const char* activation;
   int64_t activation_bytes;
   int64_t cols;
   int64_t group_size;
-  bool fetch_ahead;  // these tokens are the first to meet the weights, which come from memory
+  unsigned fetch;  // bit p: these tokens are the first to meet panel p, which comes from memory
 };
 
 // A product says how one format is multiplied with one kind of activation:
@@ -19,22 +19,23 @@ struct TileInput {
 //                rounding error grows with kBlock + cols / kBlock
 //   panel_bytes  of so many columns
 //   kMostTokens  tokens that the registers have room for, by panels
+//   kFewTokens   tokens for which one panel after the other is faster than two at once
 //   add<panels, tokens>
 //                totals[token][panel][16] += columns [begin, end) . tokens; begin is a multiple of
 //                kBlock; token_stride floats between tokens
 // One that declares kTiled has, instead of the last two, add_all<panels> for any number of tokens.
 
-// A strip is one vector of rows of a panel. Calls strips(panels, lane, totals) until all rows of
+// A strip is one vector of rows of a panel. Calls strips(panel, lane, totals) until all rows of
 // kPanels panels had their turn: AVX-512 takes two panels at once, so that an activation that was
 // spread over a register serves twice; shorter vectors have too few registers for that.
 template <class Vec, int kPanels, class Strips>
-inline void for_each_strip(const TileInput& in, float* totals, const Strips& strips) {
+inline void for_each_strip(float* totals, const Strips& strips) {
   if constexpr (Vec::kLanes == kPanelRows) {
-    strips(in.panels, int64_t{0}, totals);
+    strips(0, int64_t{0}, totals);
   } else {
     for (int p = 0; p < kPanels; ++p) {
       for (int64_t lane = 0; lane < kPanelRows; lane += Vec::kLanes) {
-        strips(in.panels + p * in.panel_bytes, lane, totals + p * kPanelRows + lane);
+        strips(p, lane, totals + p * kPanelRows + lane);
       }
     }
   }
@@ -42,14 +43,21 @@ inline void for_each_strip(const TileInput& in, float* totals, const Strips& str
 template <class Vec, int kPanels>
 inline constexpr int kStrips = Vec::kLanes == kPanelRows ? kPanels : 1;
 
+template <int kValue>
+struct Constant {
+  static constexpr int value = kValue;
+};
+
 // How far ahead of its use a stream of weights is fetched.
 inline constexpr int64_t kPrefetchBytes = 8192;
 
+// Inlined always: gcc takes a function that only prefetches for one without effects, and drops its
+// calls.
 template <int64_t kBytes>
-inline void prefetch(const void* p) {
-  for (int64_t i = 0; i < kBytes; i += 64) {
-    __builtin_prefetch(static_cast<const char*>(p) + kPrefetchBytes + i);
-  }
+[[gnu::always_inline]] inline void fetch_ahead(const TileInput& in, int panel, const void* at) {
+  if ((in.fetch >> panel & 1) == 0) return;
+  const char* next = static_cast<const char*>(at) + kPrefetchBytes;
+  for (int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(next + i);
 }
 
 // Sums of products of single columns or pairs of columns. A step has kStep columns: of the weights
@@ -58,6 +66,7 @@ template <class Step>
 struct SteppedProduct : Step {
   using Vec = typename Step::Vec;
   static constexpr int64_t kBlock = Step::kBlock;
+  static constexpr int kFewTokens = 4;
   template <int kPanels>
   static constexpr int kMostTokens = Vec::kLanes == 16  ? (kPanels == 2 ? 12 : 4)
                                      : Vec::kLanes == 8 ? 8
@@ -71,22 +80,23 @@ struct SteppedProduct : Step {
   static void add(const TileInput& in, int64_t begin, int64_t end, float* totals,
                   int64_t token_stride) {
     constexpr int strips = kStrips<Vec, kPanels>;
-    for_each_strip<Vec, kPanels>(in, totals, [&](const char* panel, int64_t lane, float* to) {
+    for_each_strip<Vec, kPanels>(totals, [&](int panel, int64_t lane, float* to) {
       add_strips<strips, kTokens>(in, panel, lane, begin, end, to, token_stride);
     });
   }
 
   template <int strips, int kTokens>
-  static void add_strips(const TileInput& in, const char* panel, int64_t lane, int64_t begin,
-                         int64_t end, float* totals, int64_t token_stride) {
+  static void add_strips(const TileInput& in, int panel, int64_t lane, int64_t begin, int64_t end,
+                         float* totals, int64_t token_stride) {
     using Panel = typename Step::Panel;
     using Activation = typename Step::Activation;
     // Few sums at once depend on each other too closely: columns then go to several in turn.
     constexpr int kSums = strips * kTokens;
     constexpr int kTurns = kSums >= 8 ? 1 : 8 / kSums;
-    const auto* weights = reinterpret_cast<const Panel*>(panel) + lane * Step::kStep;
+    const auto* weights =
+        reinterpret_cast<const Panel*>(in.panels + panel * in.panel_stride) + lane * Step::kStep;
     const auto* x = reinterpret_cast<const Activation*>(in.activation);
-    const int64_t panel_elements = in.panel_bytes / static_cast<int64_t>(sizeof(Panel));
+    const int64_t panel_elements = in.panel_stride / static_cast<int64_t>(sizeof(Panel));
     const int64_t x_stride = in.activation_bytes / static_cast<int64_t>(sizeof(Activation));
     Vec acc[kTurns][strips][kTokens];
     for (auto& turn : acc) {
@@ -96,10 +106,10 @@ struct SteppedProduct : Step {
     }
     const auto step = [&](int64_t col, auto& turn) {
       typename Step::Weights of_rows[strips];
-      for (int s = 0; s < strips; ++s) {
-        const Panel* at = weights + s * panel_elements + col * kPanelRows;
-        if (in.fetch_ahead) prefetch<64>(at);
-        of_rows[s] = Step::load(at);
+      const Panel* at = weights + col * kPanelRows;
+      for (int s = 0; s < strips; ++s) of_rows[s] = Step::load(at + s * panel_elements);
+      if (in.fetch != 0) {
+        for (int s = 0; s < strips; ++s) fetch_ahead<64>(in, panel + s, at + s * panel_elements);
       }
 #pragma GCC unroll 16
       for (int m = 0; m < kTokens; ++m) {
@@ -205,23 +215,42 @@ using Bf16Linear = typename Bf16LinearOf<Vec, Vec::kBf16Dot>::Product;
 // Tokens whose sums are kept while a block of columns passes.
 inline constexpr int64_t kTokenBlock = 120;  // a multiple of what registers hold
 
-// Adds columns [begin, end) for `tokens` tokens, as many at once as the registers hold. The sums of
-// tokens lie token_stride floats apart.
-template <class Product, int kPanels, int kTokens>
+// With few tokens (Product::kFewTokens) memory is what limits, and one panel after the other, one
+// stream of weights, is read faster than two at once. With more, an activation in a register serves
+// two panels.
+inline constexpr int64_t kMostFewTokens = 4;  // of any product
+
+// add<kPanels, tokens> of columns [begin, end), for kLeast <= tokens <= kMost.
+template <class Product, int kPanels, int kLeast, int kMost>
+inline void add_tile(const TileInput& in, int64_t tokens, int64_t begin, int64_t end, float* totals,
+                     int64_t token_stride) {
+  if constexpr (kLeast < kMost) {
+    if (tokens < kMost) {
+      return add_tile<Product, kPanels, kLeast, kMost - 1>(in, tokens, begin, end, totals,
+                                                           token_stride);
+    }
+  }
+  Product::template add<kPanels, kMost>(in, begin, end, totals, token_stride);
+}
+
+// Adds columns [begin, end) for `tokens` tokens, in as few tiles of tokens as the registers allow
+// and of as equal a size. The sums of tokens lie token_stride floats apart.
+template <class Product, int kPanels>
 inline void add_tiles(TileInput in, int64_t tokens, int64_t begin, int64_t end, float* totals,
                       int64_t token_stride) {
-  // Eight are two tiles of four rather than a full one and a rest.
-  for (; tokens >= kTokens && (tokens != 8 || kTokens <= 4); tokens -= kTokens) {
-    Product::template add<kPanels, kTokens>(in, begin, end, totals, token_stride);
-    in.activation += kTokens * in.activation_bytes;
-    in.fetch_ahead = false;
-    totals += kTokens * token_stride;
-  }
-  if constexpr (kTokens > 1) {
-    constexpr int kFewer = kTokens > 4 ? 4 : kPanels == 2 ? 1 : kTokens / 2;
-    if (tokens > 0) {
-      add_tiles<Product, kPanels, kFewer>(in, tokens, begin, end, totals, token_stride);
-    }
+  constexpr int kMost = Product::template kMostTokens<kPanels>;
+  // More than kFewTokens meet two panels, and a tile of several has at least half of kMost.
+  constexpr int kPairs = Product::kFewTokens + 1;
+  constexpr int kLeast = kPanels == 1 ? 1 : kMost / 2 < kPairs ? kMost / 2 : kPairs;
+  const int64_t tiles = (tokens + kMost - 1) / kMost;
+  const unsigned fetch = in.fetch;
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    // Two tiles share the fetching, so that memory is never idle.
+    if (tiles > 1) in.fetch = tile < kPanels ? fetch & 1u << tile : 0;
+    const int64_t now = (tokens + tile) / tiles;
+    add_tile<Product, kPanels, kLeast, kMost>(in, now, begin, end, totals, token_stride);
+    in.activation += now * in.activation_bytes;
+    totals += now * token_stride;
   }
 }
 
@@ -236,45 +265,51 @@ inline void add_columns(const TileInput& in, int64_t tokens, float* totals, int6
     if constexpr (kIsTiled<Product>) {
       Product::template add_all<kPanels>(in, tokens, begin, end, totals);
     } else {
-      add_tiles<Product, kPanels, Product::template kMostTokens<kPanels>>(in, tokens, begin, end,
-                                                                          totals, token_stride);
+      add_tiles<Product, kPanels>(in, tokens, begin, end, totals, token_stride);
     }
   }
 }
 
-// For so few tokens memory is what limits, and one panel after the other, one stream of weights, is
-// read faster than two at once. With more, an activation in a register serves two panels.
-inline constexpr int64_t kFewTokens = 8;
-
-// finish(first token, tokens, totals[tokens][kPanels][16]) for all tokens of kPanels panels from
-// `panel` on.
-template <class Product, int kPanels, class Task, class Finish>
-inline void panel_products(const Task& task, int64_t panel, const Finish& finish) {
+// totals[token][kPanels][16] = panels `panel`, panel + step, ... . tokens [token, token + tokens).
+template <class Product, int kPanels, class Task>
+inline void panel_products(const Task& task, int64_t panel, int64_t step, int64_t token,
+                           int64_t tokens, float* totals) {
   constexpr int64_t kTokenStride = kPanels * kPanelRows;
   const int64_t panel_bytes = Product::panel_bytes(task.cols, task.group_size);
-  TileInput in{static_cast<const char*>(task.packed) + panel * panel_bytes,
-               panel_bytes,
-               static_cast<const char*>(task.activation),
-               task.activation_bytes,
-               task.cols,
-               task.group_size,
-               true};
-  float totals[kTokenBlock * kTokenStride];
-  for (int64_t token = 0; token < task.tokens; token += kTokenBlock) {
-    const int64_t left = task.tokens - token, tokens = left < kTokenBlock ? left : kTokenBlock;
-    for (int64_t i = 0; i < tokens * kTokenStride; ++i) totals[i] = 0.0f;
-    const bool one_by_one = kPanels > 1 && task.tokens <= kFewTokens;
-    if constexpr (!kIsTiled<Product>) {
-      TileInput one = in;
-      for (int64_t p = 0; one_by_one && p < kPanels; ++p, one.panels += panel_bytes) {
-        add_columns<Product, 1>(one, tokens, totals + p * kPanelRows, kTokenStride);
-      }
-    }
-    if (!one_by_one) add_columns<Product, kPanels>(in, tokens, totals, kTokenStride);
-    finish(token, tokens, totals);
-    in.activation += tokens * task.activation_bytes;
-    in.fetch_ahead = false;
+  const TileInput in{static_cast<const char*>(task.packed) + panel * panel_bytes,
+                     step * panel_bytes,
+                     static_cast<const char*>(task.activation) + token * task.activation_bytes,
+                     task.activation_bytes,
+                     task.cols,
+                     task.group_size,
+                     token == 0 ? (1u << kPanels) - 1 : 0};
+  for (int64_t i = 0; i < tokens * kTokenStride; ++i) totals[i] = 0.0f;
+  add_columns<Product, kPanels>(in, tokens, totals, kTokenStride);
+}
+
+// run(first token, tokens) for blocks of tokens, of which none is of few if there are more.
+template <class Run>
+inline void for_token_blocks(int64_t tokens, const Run& run) {
+  for (int64_t token = 0; token < tokens;) {
+    const int64_t left = tokens - token;
+    const int64_t now = left <= kTokenBlock + kMostFewTokens ? left : kTokenBlock;
+    run(token, now);
+    token += now;
   }
+}
+
+// run(Constant<2>, i, step) for pairs i, i + step of [begin, end), and run(Constant<1>, i, 0) for
+// what is left: for few tokens all, else the last of an odd number. Pairs are taken from both
+// halves of the range, so that each thread reads two contiguous streams.
+template <class Run>
+inline void for_pairs(int64_t few_tokens, int64_t begin, int64_t end, int64_t tokens,
+                      const Run& run) {
+  if (tokens > few_tokens) {
+    const int64_t step = (end - begin) / 2;
+    for (int64_t i = begin; i < begin + step; ++i) run(Constant<2>{}, i, step);
+    begin += 2 * step;
+  }
+  for (; begin < end; ++begin) run(Constant<1>{}, begin, int64_t{0});
 }
 
 // out[i] = x[i] for i < count, in the type of `out`.
@@ -305,33 +340,37 @@ inline Vec biased(const float* x, const float* bias, int64_t row) {
   return bias ? Vec::load(x) + Vec::load(bias + row) : Vec::load(x);
 }
 
+// Panels `panel` and, of two, panel + step.
 template <class Product, int kPanels>
-inline void linear_panels(const LinearTask& task, int64_t panel) {
+inline void linear_panels(const LinearTask& task, int64_t panel, int64_t step) {
   using Vec = typename Product::Vec;
-  panel_products<Product, kPanels>(
-      task, panel, [&](int64_t token, int64_t tokens, const float* totals) {
-        for (int64_t m = 0; m < tokens; ++m) {
-          const int64_t out_row = (token + m) * task.out_stride;
-          for (int64_t i = 0; i < kPanels * kPanelRows; i += Vec::kLanes) {
-            const int64_t row = panel * kPanelRows + i;
-            Vec sum = biased<Vec>(totals + m * kPanels * kPanelRows + i, task.bias, row);
-            if (task.accumulate && row < task.rows) {
-              const float* out = static_cast<const float*>(task.out) + out_row + row;
-              sum = sum + load_up_to<Vec, F32>(out, task.rows - row);
-            }
-            store_as(sum, task.out_type, task.out, out_row + row, task.rows - row);
+  float totals[(kTokenBlock + kMostFewTokens) * kPanels * kPanelRows];
+  for_token_blocks(task.tokens, [&](int64_t token, int64_t tokens) {
+    panel_products<Product, kPanels>(task, panel, step, token, tokens, totals);
+    for (int64_t m = 0; m < tokens; ++m) {
+      const int64_t out_row = (token + m) * task.out_stride;
+      for (int64_t p = 0; p < kPanels; ++p) {
+        for (int64_t i = 0; i < kPanelRows; i += Vec::kLanes) {
+          const int64_t row = (panel + p * step) * kPanelRows + i;
+          const float* total = totals + (m * kPanels + p) * kPanelRows + i;
+          Vec sum = biased<Vec>(total, task.bias, row);
+          if (task.accumulate && row < task.rows) {
+            const float* out = static_cast<const float*>(task.out) + out_row + row;
+            sum = sum + load_up_to<Vec, F32>(out, task.rows - row);
           }
+          store_as(sum, task.out_type, task.out, out_row + row, task.rows - row);
         }
-      });
+      }
+    }
+  });
 }
 
 template <class Product>
 void linear(const LinearTask& task) {
-  int64_t panel = task.panel_begin;
-  if (task.tokens > kFewTokens) {
-    for (; panel + 2 <= task.panel_end; panel += 2) linear_panels<Product, 2>(task, panel);
-  }
-  for (; panel < task.panel_end; ++panel) linear_panels<Product, 1>(task, panel);
+  for_pairs(Product::kFewTokens, task.panel_begin, task.panel_end, task.tokens,
+            [&](auto panels, int64_t panel, int64_t step) {
+              linear_panels<Product, decltype(panels)::value>(task, panel, step);
+            });
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ struct QuantizedProduct {
   using Vec = VecType;
   using Int = typename Vec::Int;
   static constexpr int64_t kBlock = 512;
+  static constexpr int kFewTokens = Weight::kSmall ? 3 : 4;
 
   static int64_t panel_bytes(int64_t cols, int64_t group_size) {
     return quantized_panel_bytes<Weight>(cols, group_size);
@@ -55,21 +56,22 @@ struct Int8Product : QuantizedProduct<VecType, Weight> {
   static void add(const TileInput& in, int64_t begin, int64_t end, float* totals,
                   int64_t token_stride) {
     constexpr int strips = kStrips<Vec, kPanels>;
-    for_each_strip<Vec, kPanels>(in, totals, [&](const char* panel, int64_t lane, float* to) {
-      add_strips<strips, kTokens>(in, reinterpret_cast<const uint8_t*>(panel), lane, begin, end, to,
-                                  token_stride);
+    for_each_strip<Vec, kPanels>(totals, [&](int panel, int64_t lane, float* to) {
+      add_strips<strips, kTokens>(in, panel, lane, begin, end, to, token_stride);
     });
   }
 
   template <int strips, int kTokens>
-  static void add_strips(const TileInput& in, const uint8_t* panel, int64_t lane, int64_t begin,
+  static void add_strips(const TileInput& in, int first_panel, int64_t lane, int64_t begin,
                          int64_t end, float* totals, int64_t token_stride) {
     constexpr int kSub = Weight::kSubBlocks;
+    static_assert(kSub == 1 || !Weight::kHasMin);
     const int64_t group_cols = Weight::group_cols(in.group_size);
     const int64_t group_bytes = Weight::group_bytes(group_cols);
     const int64_t runs = group_cols / kRunCols;
     const auto* x = reinterpret_cast<const Int8Run*>(in.activation) + begin / kRunCols;
     const int64_t x_stride = in.activation_bytes / static_cast<int64_t>(sizeof(Int8Run));
+    const auto* panel = reinterpret_cast<const uint8_t*>(in.panels + first_panel * in.panel_stride);
     const uint8_t* group = panel + begin / group_cols * group_bytes;
     Vec acc[strips][kTokens];
     for (auto& strip : acc) {
@@ -77,52 +79,53 @@ struct Int8Product : QuantizedProduct<VecType, Weight> {
     }
     for (int64_t col = begin; col < end; col += group_cols, group += group_bytes) {
       for (int64_t run = 0; run < runs; ++run, ++x) {
-        Int sums[strips][kSub][kTokens];
-        for (int m = 0; m < kTokens; ++m) {
-          for (int k = 0; k < kSub; ++k) {
-            const Int start = Int::set(x[m * x_stride].template start<Weight::kOffset>(k));
-            for (int s = 0; s < strips; ++s) sums[s][k][m] = start;
-          }
-        }
-        if (in.fetch_ahead) {
-          for (int s = 0; s < strips; ++s) {
-            if (lane == 0) {
-              prefetch<kRunStride<Weight>>(group + s * in.panel_bytes + run * (group_bytes / runs));
-            }
-          }
-        }
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) {
-          Int low[strips], high[strips];
-          for (int s = 0; s < strips; ++s) {
-            Weight::quad(group + s * in.panel_bytes, group_cols, run, lane, j, low[s], high[s]);
-          }
-#pragma GCC unroll 16
-          for (int m = 0; m < kTokens; ++m) {
-            const Int a = Int::set(x[m * x_stride].quad(j));
-            const Int b = Int::set(x[m * x_stride].quad(j + 4));
-            for (int s = 0; s < strips; ++s) {
-              sums[s][0][m] = dot(sums[s][0][m], low[s], a);
-              sums[s][kSub - 1][m] = dot(sums[s][kSub - 1][m], high[s], b);
-            }
-          }
-        }
         for (int s = 0; s < strips; ++s) {
-          const auto scales =
-              Weight::template scales<Vec>(group + s * in.panel_bytes, group_cols, run, lane);
-#pragma GCC unroll 16
+          if (lane == 0) {
+            fetch_ahead<kRunStride<Weight>>(
+                in, first_panel + s, group + s * in.panel_stride + run * (group_bytes / runs));
+          }
+        }
+        // One sub-block after the other, so that registers hold the sums of one.
+#pragma GCC unroll 2
+        for (int k = 0; k < kSub; ++k) {
+          Int sums[strips][kTokens];
           for (int m = 0; m < kTokens; ++m) {
-            const Int8Run& of = x[m * x_stride];
-            const Vec scale = Vec::set(of.scale);
-            Vec& sum = acc[s][m];
-            if constexpr (Weight::kRowScale) {
-              sum = fmadd(to_float(sums[s][0][m]), scale, sum);
-            } else {
-              for (int k = 0; k < kSub; ++k) {
-                sum = fmadd(to_float(sums[s][k][m]) * scale, scales.scale[k], sum);
+            const Int start = Int::set(x[m * x_stride].template start<Weight::kOffset>(k));
+            for (int s = 0; s < strips; ++s) sums[s][m] = start;
+          }
+#pragma GCC unroll 4
+          for (int j = 0; j < 4; ++j) {
+            Int low[strips], high[strips];
+            for (int s = 0; s < strips; ++s) {
+              Weight::quad(group + s * in.panel_stride, group_cols, run, lane, j, low[s], high[s]);
+            }
+#pragma GCC unroll 16
+            for (int m = 0; m < kTokens; ++m) {
+              if (k == 0) {
+                const Int a = Int::set(x[m * x_stride].quad(j));
+                for (int s = 0; s < strips; ++s) sums[s][m] = dot(sums[s][m], low[s], a);
+              }
+              if (k == kSub - 1) {
+                const Int b = Int::set(x[m * x_stride].quad(j + 4));
+                for (int s = 0; s < strips; ++s) sums[s][m] = dot(sums[s][m], high[s], b);
               }
             }
-            if constexpr (Weight::kHasMin) sum = fmadd(Vec::set(of.sum), scales.shift[0], sum);
+          }
+          for (int s = 0; s < strips; ++s) {
+            const auto scales =
+                Weight::template scales<Vec>(group + s * in.panel_stride, group_cols, run, lane);
+#pragma GCC unroll 16
+            for (int m = 0; m < kTokens; ++m) {
+              const Int8Run& of = x[m * x_stride];
+              const Vec scale = Vec::set(of.scale), products = to_float(sums[s][m]);
+              Vec& sum = acc[s][m];
+              if constexpr (Weight::kRowScale) {
+                sum = fmadd(products, scale, sum);
+              } else {
+                sum = fmadd(products * scale, scales.scale[k], sum);
+              }
+              if constexpr (Weight::kHasMin) sum = fmadd(Vec::set(of.sum), scales.shift[0], sum);
+            }
           }
         }
       }
@@ -130,15 +133,10 @@ struct Int8Product : QuantizedProduct<VecType, Weight> {
     for (int s = 0; s < strips; ++s) {
       for (int m = 0; m < kTokens; ++m) {
         Base::add_to(totals + m * token_stride + s * kPanelRows, acc[s][m],
-                     panel + s * in.panel_bytes, in, lane);
+                     panel + s * in.panel_stride, in, lane);
       }
     }
   }
-};
-
-template <int kValue>
-struct Constant {
-  static constexpr int value = kValue;
 };
 
 // first, first + 1, ... in the lanes.
@@ -165,9 +163,8 @@ struct DequantizedProduct : QuantizedProduct<VecType, Weight> {
   static void add(const TileInput& in, int64_t begin, int64_t end, float* totals,
                   int64_t token_stride) {
     constexpr int strips = kStrips<Vec, kPanels>;
-    for_each_strip<Vec, kPanels>(in, totals, [&](const char* panel, int64_t lane, float* to) {
-      add_strips<strips, kTokens>(in, reinterpret_cast<const uint8_t*>(panel), lane, begin, end, to,
-                                  token_stride);
+    for_each_strip<Vec, kPanels>(totals, [&](int panel, int64_t lane, float* to) {
+      add_strips<strips, kTokens>(in, panel, lane, begin, end, to, token_stride);
     });
   }
 
@@ -194,7 +191,7 @@ struct DequantizedProduct : QuantizedProduct<VecType, Weight> {
   }
 
   template <int strips, int kTokens>
-  static void add_strips(const TileInput& in, const uint8_t* panel, int64_t lane, int64_t begin,
+  static void add_strips(const TileInput& in, int first_panel, int64_t lane, int64_t begin,
                          int64_t end, float* totals, int64_t token_stride) {
     // Few sums at once depend on each other too closely: the four columns then have their own.
     constexpr int kSums = strips * kTokens;
@@ -206,6 +203,7 @@ struct DequantizedProduct : QuantizedProduct<VecType, Weight> {
     const int64_t runs = group_cols / kRunCols;
     const auto* x = reinterpret_cast<const float*>(in.activation) + begin;
     const int64_t x_stride = in.activation_bytes / 4;
+    const auto* panel = reinterpret_cast<const uint8_t*>(in.panels + first_panel * in.panel_stride);
     const uint8_t* group = panel + begin / group_cols * group_bytes;
     const Vec table = lookup_table<Vec>(static_cast<float>(-Weight::kOffset));
     Vec total[strips][kTokens];
@@ -227,10 +225,10 @@ struct DequantizedProduct : QuantizedProduct<VecType, Weight> {
       for (int64_t run = 0; run < runs; ++run, x += kRunCols) {
         RunScales<Vec> scales[strips];
         for (int s = 0; s < strips; ++s) {
-          const uint8_t* of = group + s * in.panel_bytes;
+          const uint8_t* of = group + s * in.panel_stride;
           scales[s] = Weight::template scales<Vec>(of, group_cols, run, lane);
-          if (in.fetch_ahead) {
-            if (lane == 0) prefetch<kRunStride<Weight>>(of + run * (group_bytes / runs));
+          if (lane == 0) {
+            fetch_ahead<kRunStride<Weight>>(in, first_panel + s, of + run * (group_bytes / runs));
           }
         }
         const auto columns = [&](const Int* quad, int half, int64_t at, auto shift,
@@ -256,7 +254,7 @@ struct DequantizedProduct : QuantizedProduct<VecType, Weight> {
           for (int odd = 0; odd < 2; ++odd) {
             Int quads[2][strips];
             for (int s = 0; s < strips; ++s) {
-              Weight::quad(group + s * in.panel_bytes, group_cols, run, lane, 2 * pair + odd,
+              Weight::quad(group + s * in.panel_stride, group_cols, run, lane, 2 * pair + odd,
                            quads[0][s], quads[1][s]);
             }
 #pragma GCC unroll 2
@@ -284,7 +282,7 @@ struct DequantizedProduct : QuantizedProduct<VecType, Weight> {
       for (int m = 0; m < kTokens; ++m) {
         Vec sum = kScaleSums ? total[s][m] : acc[0][s][m];
         for (int t = 1; t < kTurns && !kScaleSums; ++t) sum = sum + acc[t][s][m];
-        Base::add_to(totals + m * token_stride + s * kPanelRows, sum, panel + s * in.panel_bytes,
+        Base::add_to(totals + m * token_stride + s * kPanelRows, sum, panel + s * in.panel_stride,
                      in, lane);
       }
     }

@@ -81,6 +81,7 @@ struct TiledBf16Product {
   using Vec = VecType;
   static constexpr ActivationKind kKind = kActBf16;
   static constexpr bool kTiled = true;
+  static constexpr int kFewTokens = 0;
   static constexpr int64_t kBlock = 512;  // of two panels: two thirds of the first-level cache
   static constexpr int64_t kTileCols = 32;
   static constexpr int64_t kTileBytes = kTileRows * kTileRowBytes;
@@ -113,7 +114,7 @@ struct TiledBf16Product {
     zero_sums<Tiles, kTokenTiles, kPanels>();
     int64_t col = 0;
     for (; col + kTileCols <= cols; col += kTileCols) {
-      step<kTokenTiles, kPanels>(x, in.activation_bytes, panels, in.panel_bytes);
+      step<kTokenTiles, kPanels>(x, in.activation_bytes, panels, in.panel_stride);
       x += kTileRowBytes;
       panels += kTileBytes;
     }
@@ -126,7 +127,7 @@ struct TiledBf16Product {
         const int64_t bytes = 2 * row < cols - col ? kTileRowBytes : 0;
         for (int64_t p = 0; p < kPanels; ++p) {
           const int64_t at = row * kTileRowBytes;
-          Vec::copy_bytes(panels + p * in.panel_bytes + at, bytes,
+          Vec::copy_bytes(panels + p * in.panel_stride + at, bytes,
                           some_panels + p * kTileBytes + at);
         }
       }
@@ -184,7 +185,7 @@ struct TiledInt8Product : QuantizedProduct<VecType, Weight> {
         alignas(64) uint8_t unpacked[kPanels][kByteRunBytes];
         const uint8_t* bytes[kPanels];
         for (int p = 0; p < kPanels; ++p) {
-          bytes[p] = run_bytes(group + p * in.panel_bytes, group_cols, run, unpacked[p]);
+          bytes[p] = run_bytes(group + p * in.panel_stride, group_cols, run, unpacked[p]);
         }
         for (int k = 0; k < kSub; ++k) {
           const int64_t at = k * kByteRunBytes / kSub;
@@ -196,7 +197,7 @@ struct TiledInt8Product : QuantizedProduct<VecType, Weight> {
           store_sums<Tiles, kTokenTiles, kPanels>(sums[k]);
         }
         for (int64_t i = 0; i < kRow; i += Vec::kLanes) {
-          const auto scales = Weight::template scales<Vec>(group + i / kPanelRows * in.panel_bytes,
+          const auto scales = Weight::template scales<Vec>(group + i / kPanelRows * in.panel_stride,
                                                            group_cols, run, i % kPanelRows);
           const int32_t* const of_rows[] = {sums[0] + i, sums[kSub - 1] + i};
           add_run(of_rows, kRow, scales, x, in.activation_bytes, tokens, acc + i);
@@ -206,7 +207,7 @@ struct TiledInt8Product : QuantizedProduct<VecType, Weight> {
     for (int64_t m = 0; m < tokens; ++m) {
       for (int64_t i = 0; i < kRow; i += Vec::kLanes) {
         Base::add_to(totals + m * kRow + i, Vec::load(acc + m * kRow + i),
-                     panels + i / kPanelRows * in.panel_bytes, in, i % kPanelRows);
+                     panels + i / kPanelRows * in.panel_stride, in, i % kPanelRows);
       }
     }
   }
