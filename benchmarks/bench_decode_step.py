@@ -128,6 +128,8 @@ def cases(quick: bool) -> Iterator[harness.Case]:
         yield case_of(shapes.LLAMA_3_2_1B, 4, 128, 32000, packed_format, group_size)
     for batch in (4, 16):
         yield case_of(shapes.LLAMA_3_2_1B, 4, 128, 32000, PackedFormat.BF16, batch=batch)
+        yield case_of(shapes.LLAMA_3_2_1B, 4, 128, 32000, PackedFormat.INT8, batch=batch)
+        yield case_of(shapes.LLAMA_3_2_1B, 4, 128, 32000, PackedFormat.INT4, 32, batch=batch)
     yield case_of(shapes.SMOLLM2_135M, 30, 128, 49152, PackedFormat.BF16)
     yield case_of(shapes.PHI_3_MINI, 4, 2048, 32064, PackedFormat.BF16)
 

@@ -1,4 +1,4 @@
-"""packed_linear against F.linear, for one token, a few, and a prompt.
+"""packed_linear against F.linear, for one token, those of a batch, and a prompt.
 
 Counted bytes: the weight, once. Several weights are used in turn, as a model does, so that none is
 warm in the last-level cache.
@@ -58,7 +58,8 @@ def case_of(
 
 def cases(quick: bool) -> Iterator[harness.Case]:
     for model in (shapes.SMOLLM2_135M,) if quick else shapes.ALL:
-        for tokens in (1, 64) if quick else (1, 8, 512):
+        batches = (2, 4, 8, 16) if model is shapes.LLAMA_3_2_1B else (8,)
+        for tokens in (1, 64) if quick else (1, *batches, 512):
             for rows, cols in (
                 (model.hidden_size, model.hidden_size),
                 (model.hidden_size, model.intermediate_size),
@@ -66,7 +67,7 @@ def cases(quick: bool) -> Iterator[harness.Case]:
                 yield case_of(model, rows, cols, shapes.BF16, tokens)
     model = shapes.SMOLLM2_135M if quick else shapes.LLAMA_3_2_1B
     for kind in shapes.QUANTIZED:
-        for tokens in (1,) if quick else (1, 8, 512):
+        for tokens in (1,) if quick else (1, 2, 4, 8, 16, 512):
             yield case_of(model, model.hidden_size, model.intermediate_size, kind, tokens)
     if not quick:
         yield case_of(model, 2048, 2048, shapes.WeightKind("f32", PackedFormat.F32), 1)
