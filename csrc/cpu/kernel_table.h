@@ -69,8 +69,8 @@ struct AttentionTask {
   // comes times scale * log2(e), or times scale / softcap with softcap_log2 = softcap * log2(e).
   float softcap_log2;
 
-  // > 0: query / bf16_factor may be rounded to bf16, since activations are bf16, and weights too.
-  // 0: they may not.
+  // > 0: query / bf16_factor may be rounded to bf16, since activations are bf16, and weights too;
+  // or both to numbers of 16 bits, as decode does with int8 caches. 0: they may not.
   float bf16_factor;
 
   float* max;         // [rows], starts at -inf
@@ -85,8 +85,8 @@ struct AttentionTask {
 constexpr int64_t decode_scratch_floats(int64_t padded_dim, int64_t rows = kMaxQueryRows) {
   const int64_t rounded = (rows + 3) / 4 * 4;
   return 2 * rounded * (padded_dim + 16)  // query and output in chunks
-         + 16 * rounded                   // sums
-         + 6 * kKeyBlock + 16;            // weights of four rows, scales, alignment
+         + 17 * rounded                   // sums, factors of scores
+         + 10 * kKeyBlock + 16;           // weights of four rows, twice, scales, alignment
 }
 constexpr int64_t prefill_scratch_floats(int64_t padded_dim, int64_t rows = kMaxQueryRows) {
   const int64_t columns = (rows + 15) / 16 * 16;

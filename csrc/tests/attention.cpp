@@ -156,7 +156,7 @@ class AttentionKernel : public EveryIsa {
   }
 
   std::vector<Kernel> kernels_for(const Case& c) const {
-    if (c.bf16_query) return {kernels().causal_prefill_bf16};
+    if (c.bf16_query) return {kernels().rope_attention_decode, kernels().causal_prefill_bf16};
     return {kernels().rope_attention_decode, kernels().causal_prefill,
             kernels().causal_prefill_bf16};
   }
@@ -247,23 +247,43 @@ TEST_P(AttentionKernel, HiddenPositionsDoNotContribute) {
 }
 
 TEST_P(AttentionKernel, NaNOfAVisiblePositionPropagates) {
-  for (const bool bf16_query : {false, true}) {
-    const Case c{.rows = 3,
-                 .positions = 80,
-                 .head_dim = 16,
-                 .type = kBf16,
-                 .causal = true,
-                 .bf16_query = bf16_query};
-    for (const Kernel kernel : kernels_for(c)) {
-      for (const bool in_key : {true, false}) {
-        Attention attention(kernels(), c);
-        // Row 0 sees up to position 77, row 1 up to 78, row 2 up to 79.
-        (in_key ? attention.k_values : attention.v_values)[78 * 16 + 3] = kNaN;
-        attention.run(kernel);
-        EXPECT_FALSE(std::isnan(attention.out[0] / attention.sum[0]));
-        for (int64_t r : {1, 2}) {
-          EXPECT_TRUE(std::isnan(attention.out[r * 16 + 3] / attention.sum[r])) << r;
+  for (const ElementType type : {kBf16, kInt8}) {
+    for (const bool bf16_query : {false, true}) {
+      const Case c{.rows = 3,
+                   .positions = 80,
+                   .head_dim = 16,
+                   .type = type,
+                   .causal = true,
+                   .bf16_query = bf16_query};
+      for (const Kernel kernel : kernels_for(c)) {
+        for (const bool in_key : {true, false}) {
+          Attention attention(kernels(), c);
+          // Row 0 sees up to position 77, row 1 up to 78, row 2 up to 79.
+          (in_key ? attention.k_values : attention.v_values)[78 * 16 + 3] = kNaN;
+          attention.run(kernel);
+          EXPECT_FALSE(std::isnan(attention.out[0] / attention.sum[0]));
+          for (int64_t r : {1, 2}) {
+            EXPECT_TRUE(std::isnan(attention.out[r * 16 + 3] / attention.sum[r])) << r;
+          }
         }
+      }
+    }
+  }
+}
+
+// Where all rows see all of a block, values may be multiplied another way.
+TEST_P(AttentionKernel, NaNShowsInWhatAllRowsSee) {
+  for (const bool bf16_query : {false, true}) {
+    const Case c{
+        .rows = 3, .positions = 128, .head_dim = 64, .type = kInt8, .bf16_query = bf16_query};
+    for (const Kernel kernel : kernels_for(c)) {
+      for (const int where : {0, 1, 2}) {  // query, key, value
+        Attention attention(kernels(), c);
+        if (where == 0) attention.query[64 + 5] = kNaN;
+        if (where > 0) (where == 1 ? attention.k_values : attention.v_values)[70 * 64 + 5] = kNaN;
+        attention.run(kernel);
+        EXPECT_TRUE(std::isnan(attention.out[64 + 5] / attention.sum[1])) << where;
+        EXPECT_EQ(std::isnan(attention.out[5] / attention.sum[0]), where > 0) << where;
       }
     }
   }

@@ -33,6 +33,46 @@ inline Avx512Int shift_right(Avx512Int a) {
   return {_mm512_srli_epi32(a.v, kBits)};
 }
 
+inline __m512 add_lanes(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
+inline __m512i add_lanes(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
+inline __m512 as_floats(__m512 a) { return a; }
+inline __m512 as_floats(__m512i a) { return _mm512_castsi512_ps(a); }
+template <class Bits>  // of __m512 or __m512i
+inline Bits from_floats(__m512 a) {
+  return a;
+}
+template <>
+inline __m512i from_floats<__m512i>(__m512 a) {
+  return _mm512_castps_si512(a);
+}
+// Lane i: the sum of the lanes of x[i], i < 16, floats or integers.
+template <class Lanes>
+inline Lanes sum_each_lane(const Lanes* x) {
+  using Bits = decltype(x->v);
+  const auto add = [](__m512 a, __m512 b) {
+    return as_floats(add_lanes(from_floats<Bits>(a), from_floats<Bits>(b)));
+  };
+  // [a lower + a upper half, b lower + b upper half].
+  const auto fold_halves = [&](Lanes a, Lanes b) {
+    const __m512 first = as_floats(a.v), second = as_floats(b.v);
+    return add(_mm512_mask_blend_ps(0xff00, first, second),
+               _mm512_shuffle_f32x4(first, second, 0x4e));
+  };
+  // In each quad: [a0 + a2, b0 + b2, a1 + a3, b1 + b3].
+  const auto fold_pairs = [&](__m512 a, __m512 b) {
+    return add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  };
+  __m512 quads[4];
+  for (int k = 0; k < 4; ++k) {
+    const __m512 a = fold_halves(x[k], x[k + 4]), b = fold_halves(x[k + 8], x[k + 12]);
+    quads[k] = add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  }
+  const __m512 low = fold_pairs(quads[0], quads[1]), high = fold_pairs(quads[2], quads[3]);
+  return {from_floats<Bits>(
+      add(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee)))};
+}
+inline Avx512Int sum_each(const Avx512Int* x) { return sum_each_lane(x); }
+
 // The sum of 16 bytes.
 inline int32_t sum_of_16(const int8_t* p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -49,10 +89,11 @@ struct Avx512Vec {
   static constexpr bool kBf16Dot = kHasBf16Dot;
   __m512 v;
 
-  // 16 pairs of bf16, one a 32-bit lane, the first in its low half.
+  // 16 pairs of 16-bit words (bf16, or integers), one a 32-bit lane, the first in its low half.
   struct Pairs {
     __m512i v;
     static Pairs load(const uint32_t* p) { return {_mm512_loadu_si512(p)}; }
+    static Pairs widen(const int8_t* p) { return {_mm512_cvtepi8_epi16(load_256(p))}; }
     static Pairs set(uint32_t pair) { return {_mm512_set1_epi32(static_cast<int>(pair))}; }
     void store(uint32_t* p) const { _mm512_storeu_si512(p, v); }
   };
@@ -101,6 +142,7 @@ struct Avx512Vec {
   void store_i8(int8_t* p) const {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
   }
+  void store_i16(int16_t* p) const { store_256(p, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(v))); }
 
   friend Avx512Vec operator+(Avx512Vec a, Avx512Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
   friend Avx512Vec operator-(Avx512Vec a, Avx512Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
@@ -137,17 +179,7 @@ struct Avx512Vec {
     return {_mm512_mask_blend_ps(static_cast<__mmask16>(bits), otherwise.v, then.v)};
   }
   // Lane i: the sum of the lanes of x[i], i < 16.
-  friend Avx512Vec sum_each(const Avx512Vec* x) {
-    Avx512Vec quads[4];
-    for (int k = 0; k < 4; ++k) {
-      const __m512 a = fold_halves(x[k].v, x[k + 4].v), b = fold_halves(x[k + 8].v, x[k + 12].v);
-      quads[k].v =
-          _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-    }
-    const __m512 low = fold_pairs(quads[0].v, quads[1].v),
-                 high = fold_pairs(quads[2].v, quads[3].v);
-    return {_mm512_add_ps(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee))};
-  }
+  friend Avx512Vec sum_each(const Avx512Vec* x) { return sum_each_lane(x); }
   // Part i of x, kLanes / kParts lanes, at p + i * stride.
   template <int kParts>
   friend void store_parts(Avx512Vec x, float* p, int64_t stride) {
@@ -205,14 +237,6 @@ struct Avx512Vec {
   friend float reduce_max(Avx512Vec a) { return _mm512_reduce_max_ps(a.v); }
 
  private:
-  // [a lower + a upper half, b lower + b upper half].
-  static __m512 fold_halves(__m512 a, __m512 b) {
-    return _mm512_add_ps(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));
-  }
-  // In each quad: [a0 + a2, b0 + b2, a1 + a3, b1 + b3].
-  static __m512 fold_pairs(__m512 a, __m512 b) {
-    return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-  }
   static __m256i load_256(const void* p) {
     return _mm256_loadu_si256(static_cast<const __m256i*>(p));
   }

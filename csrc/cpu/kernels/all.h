@@ -22,6 +22,11 @@
 #include "gate_up_silu_mlp.h"
 #include "pack_gguf.h"
 #include "rope.h"
+//
+#include "decode_product.h"
+//
+#include "decode_rows.h"
+//
 #include "rope_attention_decode.h"
 
 namespace fasttps::cpu {

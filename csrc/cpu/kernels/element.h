@@ -74,16 +74,21 @@ inline void load_chunk(const typename Element::Storage* p, Vec& a, Vec& b) {
   }
 }
 
-// A chunk of which only `count` elements exist, zeros after them; reads nothing beyond.
-template <class Vec, class Element>
-inline void load_chunk_partial(const typename Element::Storage* p, int64_t count, Vec& a, Vec& b) {
-  constexpr int64_t kElementBytes = sizeof(typename Element::Storage);
-  typename Element::Storage lanes[128 / kElementBytes];
+// 2 * kLanes elements of which only `count` exist, zeros after them; reads nothing beyond.
+template <class Vec, class Storage>
+inline void copy_chunk(const Storage* p, int64_t count, Storage* lanes) {
+  constexpr int64_t kElementBytes = sizeof(Storage);
   Vec::copy_bytes(p, count * kElementBytes, lanes);
   if constexpr (2 * Vec::kLanes * kElementBytes > 64) {
     const int64_t first = 64 / kElementBytes;
     Vec::copy_bytes(p + first, count > first ? (count - first) * kElementBytes : 0, lanes + first);
   }
+}
+
+template <class Vec, class Element>
+inline void load_chunk_partial(const typename Element::Storage* p, int64_t count, Vec& a, Vec& b) {
+  typename Element::Storage lanes[128 / sizeof(typename Element::Storage)];
+  copy_chunk<Vec>(p, count, lanes);
   load_chunk<Vec, Element>(lanes, a, b);
 }
 
