@@ -1,4 +1,4 @@
-"""The `fasttps` command: `generate`, `demo` and `info`.
+"""The `fasttps` command; `fasttps.cli.app` has its subcommands.
 
 The answer goes to standard output, everything else to standard error: progress, figures and, for
 what goes wrong, one line. `fasttps.cli.errors.ExitCode` lists the exit codes. Nothing is ever

@@ -71,7 +71,7 @@ def run(request: Request) -> None:
         tokenizer = read(request.model, lambda: transformers.AutoTokenizer.from_pretrained(**where))
         loaded = Loaded(mapped.model, tokenizer)
     if loaded.patch is not None and request.group_size is not None:
-        raise CliError(ExitCode.USAGE, "--group-size needs --weights int4")
+        raise CliError(ExitCode.USAGE, "--group-size needs --weights int8 or int4")
     patch = loaded.patch or _patch(loaded.model, request, mapped, reporter)
     cast(loaded.model, dtype)
     with reporter.step("writing") as report:
