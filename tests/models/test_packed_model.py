@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from pathlib import Path
 
@@ -199,17 +200,56 @@ def test_what_is_not_saved(saved, tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.safetensors"]
 
 
-def test_an_unfinished_save_is_no_model(saved, tmp_path):
+def test_a_failed_save_leaves_the_model_that_was_there(saved, tmp_path):
     _, model = saved
-    fasttps.save(model, tmp_path)
+    folder = tmp_path / "with space"
 
-    def interrupted(done, total, name):
+    def fail(*args, **kwargs):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fasttps.save(model, tmp_path, progress=interrupted)
+        fasttps.save(model, folder, progress=fail)
+    assert list(folder.iterdir()) == []
+    fasttps.save(model, folder)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    other = tiny_llama(1)
+    fasttps.patch(other)
+
+    class Unwritable:
+        save_pretrained = fail
+
+    with pytest.raises(KeyboardInterrupt):
+        fasttps.save(other, folder, progress=fail)
+    with pytest.raises(KeyboardInterrupt):
+        fasttps.save(other, folder, tokenizer=Unwritable())
+    other.model.norm.weight.data = other.model.norm.weight.data.double()
+    with pytest.raises(ValueError, match=r"wanted float32.*model\.norm\.weight is torch.float64"):
+        fasttps.save(other, folder)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    fasttps.load(folder)
+
+
+def test_a_save_that_was_cut_off_while_files_took_their_place_is_no_model(
+    saved, tmp_path, monkeypatch
+):
+    _, model = saved
+    fasttps.save(model, tmp_path)
+    replace = os.replace
+
+    def interrupted(old, new):
+        if new == tmp_path / MANIFEST:
+            raise KeyboardInterrupt
+        replace(old, new)
+
+    monkeypatch.setattr("os.replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fasttps.save(model, tmp_path)
+    monkeypatch.undo()
     with pytest.raises(BrokenModel, match=f"has no {MANIFEST}"):
         fasttps.load(tmp_path)
+    (tmp_path / ".unfinished").mkdir()  # what a process leaves that is killed
+    fasttps.save(model, tmp_path)
+    fasttps.load(tmp_path)
 
 
 def test_tensors_of_every_kind_come_back(tmp_path):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fasttps._version import __version__
@@ -27,6 +28,7 @@ from fasttps.packed_model.manifest import (
 )
 from fasttps.packed_model.tensor_file import write_tensors
 
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MAX_FILE_BYTES = 5 << 30
 TOKENIZER_FILES = (
     "added_tokens.json",
@@ -39,6 +41,7 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
+_UNFINISHED = ".unfinished"  # the folder of what is being written
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf", "*.safetensors.index.json")
 
 # What `save` calls as it advances: files written, files in all, the name of the one just written.
@@ -57,14 +60,16 @@ def save(
 
     Args:
         model: patched, or the patch of one.
-        folder: made if it is not there; a model that was saved there is replaced.
+        folder: made if it is not there; a model that was saved there is replaced, once the new
+            one is written: until then the folder holds both, and after an error the old one.
         tokenizer: of transformers, saved too. By default the files of the folder that the model
             was loaded from are copied.
         max_file_bytes: where a new file begins; a tensor is never cut.
         progress: called after each file with (files written, files in all, its name).
 
     Raises:
-        ValueError: the model is not patched, or `folder` holds another model.
+        ValueError: the model is not patched or has weights of another type than float32, bfloat16
+            and float16, or `folder` holds another model.
         TypeError: `model` is neither a model nor a patch.
     """
     if isinstance(model, Patch):
@@ -75,25 +80,39 @@ def save(
         raise ValueError(f"save: model wanted a patched one, got a plain {type(model).__name__}")
     folder = Path(folder)
     check_folder(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     files = list(_files(_tensors(model), max_file_bytes))
     names = [f"fasttps-{at:05}-of-{len(files):05}.safetensors" for at in range(1, len(files) + 1)]
-    # Last, so that a folder that has it is whole.
-    manifest = folder / MANIFEST
-    manifest.unlink(missing_ok=True)
-    for done, (name, tensors) in enumerate(zip(names, files), start=1):
-        write_tensors(folder / name, tensors)
-        if progress is not None:
-            progress(done, len(files), name)
-    for old in folder.glob("fasttps-*.safetensors"):
-        if old.name not in names:
-            old.unlink()
-    _save_config(model, folder, tokenizer)
-    kind: Any = type(model).replaces if isinstance(model, FusedModule) else type(model)
-    text = Manifest(kind.__module__, kind.__name__, _kv(model), tuple(names), _modules(model))
-    unfinished = manifest.with_suffix(".unfinished")
-    unfinished.write_text(text.to_json(__version__), encoding="utf-8")
-    os.replace(unfinished, manifest)
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / _UNFINISHED
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+    try:
+        unfinished.mkdir()
+        for done, (name, tensors) in enumerate(zip(names, files), start=1):
+            write_tensors(unfinished / name, tensors)
+            if progress is not None:
+                progress(done, len(files), name)
+        _save_config(model, unfinished, tokenizer)
+        kind: Any = type(model).replaces if isinstance(model, FusedModule) else type(model)
+        text = Manifest(kind.__module__, kind.__name__, _kv(model), tuple(names), _modules(model))
+        (unfinished / MANIFEST).write_text(text.to_json(__version__), encoding="utf-8")
+        _take_place(unfinished, folder)
+        for old in folder.glob("fasttps-*.safetensors"):
+            if old.name not in names:
+                old.unlink()
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _take_place(unfinished: Path, folder: Path) -> None:
+    """Move all files of a saved model into `folder`.
+
+    The manifest goes first and comes last, so that a folder that has it is whole.
+    """
+    new = [path.relative_to(unfinished) for path in unfinished.rglob("*") if path.is_file()]
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for path in sorted(new, key=lambda path: path.name == MANIFEST):
+        (folder / path.parent).mkdir(exist_ok=True)
+        os.replace(unfinished / path, folder / path)
 
 
 def check_folder(folder: Path) -> None:
@@ -123,6 +142,11 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
         elif module._buffers.keys() - module._non_persistent_buffers_set:
             raise ValueError(f"save: model wanted no buffers of its own, got some in {name}")
     for name, parameter in model.named_parameters():
+        if parameter.dtype not in FLOATS:
+            raise ValueError(
+                f"save: model wanted float32, bfloat16 or float16 weights, {name} is "
+                f"{parameter.dtype}"
+            )
         if parameter.numel():
             tensors[name] = parameter.data
     return tensors
