@@ -1,4 +1,5 @@
 #include <cmath>
+#include <limits>
 
 #include "cpu/panel_split.h"
 #include "kernel_tables.h"
@@ -203,6 +204,20 @@ TEST_P(QuantizeRow, KeepsZerosAndShowsWhatIsNotFinite) {
   for (const float bad : {NAN, INFINITY}) {
     kernels().quantize_row(std::vector<float>{1.0f, bad, 2.0f}.data(), q.data(), &scale, 3);
     EXPECT_TRUE(std::isnan(scale * static_cast<float>(q[1])));
+  }
+}
+
+TEST_P(QuantizeRow, KeepsTheSignsOfARowWhoseScaleIsSubnormal) {
+  const float step = std::numeric_limits<float>::denorm_min();
+  for (const float largest : {190.0f * step, 1e-42f, 1e-40f}) {  // 190: rounds to one step
+    const std::vector<float> x{largest, -largest, 0.5f * largest, 0.0f};
+    std::vector<int8_t> q(x.size());
+    float scale = 0.0f;
+    kernels().quantize_row(x.data(), q.data(), &scale, 4);
+    EXPECT_GE(q[0], 64);
+    EXPECT_EQ(q[1], -q[0]);
+    EXPECT_GT(q[2], 0);
+    EXPECT_EQ(q[3], 0);
   }
 }
 
