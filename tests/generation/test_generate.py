@@ -172,6 +172,18 @@ WRONG = {
     "want a tokenizer": ({"stop_strings": ["x"]}, ValueError),
     "not empty": ({"stop_strings": [""]}, ValueError),
     "wanted strings": ({"stop_strings": "x"}, ValueError),
+    "wanted a list of strings, got int": ({"stop_strings": 5}, TypeError),
+    "model wanted a model, got NoneType": ({"model": None}, TypeError),
+    "attention_mask wanted a tensor, got list": ({"attention_mask": [[1]]}, TypeError),
+    "temperature wanted a number, got str": ({"temperature": "1"}, TypeError),
+    "top_k wanted an int, got float": ({"temperature": 1.0, "top_k": 2.5}, TypeError),
+    "min_p wanted a number, got NoneType": ({"temperature": 1.0, "min_p": None}, TypeError),
+    "repetition_penalty wanted a number, got str": ({"repetition_penalty": "a"}, TypeError),
+    "seed wanted an int, got float": ({"temperature": 1.0, "seed": 1.5}, TypeError),
+    "generator wanted a torch.Generator, got int": ({"generator": 3}, TypeError),
+    "on_tokens wanted a callable, got int": ({"on_tokens": 3}, TypeError),
+    "stop_token_ids wanted ints, got .'a', 'b'.": ({"stop_token_ids": "ab"}, TypeError),
+    "stop_token_ids wanted ints, got .1.5.": ({"stop_token_ids": [1.5]}, TypeError),
 }
 
 
@@ -180,4 +192,4 @@ def test_a_wrong_argument_is_named(message: str) -> None:
     arguments, error = WRONG[message]
     arguments = {"input_ids": prompt(), "max_new_tokens": 3, "temperature": 0.0, **arguments}
     with pytest.raises(error, match=message):
-        fasttps.generate(tiny_llama(), **arguments)
+        fasttps.generate(**{"model": tiny_llama(), **arguments})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -103,6 +104,8 @@ def generate(
         TypeError: an argument of another type.
     """
     begin = time.perf_counter()
+    if not callable(model):
+        raise TypeError(f"generate: model wanted a model, got {type(model).__name__}")
     mask = _checked_prompt(input_ids, attention_mask)
     _check_count("max_new_tokens", max_new_tokens)
     defaults = getattr(model, "generation_config", None)
@@ -110,10 +113,18 @@ def generate(
     if temperature == 0 and replace(sampling, temperature=1.0) != Sampling(1.0):
         raise ValueError("generate: top_k, top_p and min_p want a temperature above 0, got 0")
     sampling = _with_defaults(sampling, defaults, repetition_penalty)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generate: generator wanted a torch.Generator, got {type(generator).__name__}"
+        )
     if seed is not None:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(f"generate: seed wanted an int, got {type(seed).__name__}")
         if generator is not None:
             raise ValueError("generate: seed and generator exclude each other, got both")
         generator = torch.Generator(input_ids.device).manual_seed(seed)
+    if on_tokens is not None and not callable(on_tokens):
+        raise TypeError(f"generate: on_tokens wanted a callable, got {type(on_tokens).__name__}")
     ends = _Ends(input_ids.size(0), max_new_tokens, _stop_ids(stop_token_ids, defaults), on_tokens)
     if stop_strings:
         ends.watch(tokenizer, stop_strings)
@@ -191,6 +202,10 @@ class _Ends:
         self._strings: list[StopStrings] = []
 
     def watch(self, tokenizer: Any, strings: Sequence[str]) -> None:
+        if not isinstance(strings, Iterable):
+            raise TypeError(
+                f"generate: stop_strings wanted a list of strings, got {type(strings).__name__}"
+            )
         if isinstance(strings, str) or not all(isinstance(s, str) and s for s in strings):
             raise ValueError(
                 f"generate: stop_strings wanted strings that are not empty, got {strings!r}"
@@ -238,6 +253,10 @@ def _checked_prompt(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor 
         )
     if attention_mask is None:
         return None
+    if not isinstance(attention_mask, Tensor):
+        raise TypeError(
+            f"generate: attention_mask wanted a tensor, got {type(attention_mask).__name__}"
+        )
     if attention_mask.shape != input_ids.shape:
         raise ValueError(
             f"generate: attention_mask wanted {list(input_ids.shape)} like input_ids, "
@@ -281,4 +300,9 @@ def _stop_ids(asked: Sequence[int] | None, defaults: Any) -> frozenset[int]:
         asked = getattr(defaults, "eos_token_id", None)
         if asked is None:
             return frozenset()
-    return frozenset([asked] if isinstance(asked, int) else asked)
+    if isinstance(asked, Tensor):
+        asked = asked.flatten().tolist()
+    ids = list(asked) if isinstance(asked, Iterable) else [asked]
+    if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in ids):
+        raise TypeError(f"generate: stop_token_ids wanted ints, got {ids!r}")
+    return frozenset(ids)

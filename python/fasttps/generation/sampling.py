@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class Sampling:
 
     Raises:
         ValueError: a value outside its range.
+        TypeError: a value that is no number.
     """
 
     temperature: float = 0.0
@@ -42,6 +44,18 @@ class Sampling:
     suppress_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        for name, kind in (
+            ("temperature", Real),
+            ("top_k", Integral),
+            ("top_p", Real),
+            ("min_p", Real),
+            ("repetition_penalty", Real),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, kind):
+                wanted = "an int" if kind is Integral else "a number"
+                raise TypeError(f"generate: {name} wanted {wanted}, got {type(value).__name__}")
+
         def check(name: str, valid: bool, wanted: str) -> None:
             if not valid:
                 raise ValueError(f"generate: {name} wanted {wanted}, got {getattr(self, name)!r}")
