@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <barrier>
-#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kPanelBytes = 16384;
 
 // Runs phases[i] panels in phase i on `members` threads; takers[i][panel] is who took it, + 100 for
-// each time that it was taken again. Member `late` waits before it takes anything.
+// each time that it was taken again. Member `late` waits until the others have nothing left.
 std::vector<std::vector<int64_t>> takers(int64_t members, const std::vector<int64_t>& phases,
                                          int64_t late) {
   std::vector<std::vector<int64_t>> taken;
@@ -21,11 +21,12 @@ std::vector<std::vector<int64_t>> takers(int64_t members, const std::vector<int6
   PanelQueue queue(members);
   Team team(members, true);
   std::barrier barrier(members);
+  std::vector<std::atomic<int64_t>> done(phases.size());
   std::vector<std::thread> threads;
   for (int64_t m = 0; m < members; ++m) {
     threads.emplace_back([&, m] {
       for (size_t phase = 0; phase < phases.size(); ++phase) {
-        if (m == late) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+        while (m == late && done[phase].load() < members - 1) std::this_thread::yield();
         queue.share(static_cast<int64_t>(phase), {m, members, team}, phases[phase], kPanelBytes,
                     [&](int64_t begin, int64_t end) {
                       for (int64_t panel = begin; panel < end; ++panel) {
@@ -33,6 +34,7 @@ std::vector<std::vector<int64_t>> takers(int64_t members, const std::vector<int6
                         by = by < 0 ? m : by + 100;
                       }
                     });
+        ++done[phase];
         barrier.arrive_and_wait();
       }
     });
