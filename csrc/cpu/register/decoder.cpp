@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "../panel_queue.h"
+#include "../spread_rows.h"
 #include "decoder_attention.h"
 
 namespace fasttps::cpu {
@@ -26,6 +27,11 @@ struct Shared {
   std::unique_ptr<float[]> gated;  // [tokens, intermediate_size]
   std::vector<Best> best;          // [threads, tokens]
 };
+
+// From one token's activations to the next.
+int64_t row_bytes(const PackedMatrix& matrix) {
+  return spread_row_bytes(activation_row_bytes(matrix.kernels->kind, matrix.cols_padded));
+}
 
 std::unique_ptr<float[]> floats(int64_t count) {
   return std::make_unique_for_overwrite<float[]>(static_cast<size_t>(count));
@@ -104,7 +110,7 @@ class Worker {
   void prepare(const PackedMatrix& matrix) {
     const ActivationKind kind = matrix.kernels->kind;
     if (prepared_ && kind == kind_ && matrix.cols_padded == cols_padded_) return;
-    const int64_t bytes = activation_row_bytes(kind, matrix.cols_padded);
+    const int64_t bytes = row_bytes(matrix);
     for (int64_t i = 0; i < step_.tokens(); ++i) {
       kernels_.prepare[kind][kF32](rows_ + i * cols_, cols_, matrix.cols_padded,
                                    space_.activation.get() + i * bytes);
@@ -120,7 +126,7 @@ class Worker {
     prepare(matrix);
     Task task{};
     task.activation = space_.activation.get();
-    task.activation_bytes = activation_row_bytes(matrix.kernels->kind, matrix.cols_padded);
+    task.activation_bytes = row_bytes(matrix);
     task.tokens = step_.tokens();
     task.cols = matrix.cols_padded;
     task.packed = matrix.packed;
@@ -257,7 +263,7 @@ Workspace make_workspace(const DecoderStep& step) {
   int64_t bytes = 0;
   const auto widen = [&](const PackedMatrix& m) {
     if (m.kernels != nullptr) {
-      bytes = std::max(bytes, activation_row_bytes(m.kernels->kind, m.cols_padded));
+      bytes = std::max(bytes, row_bytes(m));
     }
   };
   for (const DecoderLayer& l : step.layers) {

@@ -13,6 +13,7 @@
 #include "../../ops/pack_weight.h"
 #include "../dispatch.h"
 #include "../panel_split.h"
+#include "../spread_rows.h"
 
 namespace fasttps::cpu {
 
@@ -45,10 +46,6 @@ void for_panel_pieces(int64_t panels, int64_t panel_bytes, int64_t tokens, const
     }
   });
 }
-
-// Bytes from one row of many to the next: a whole and odd number of cache lines, so that the same
-// columns of all rows do not meet in the same few sets of a cache.
-constexpr int64_t spread_row_bytes(int64_t bytes) { return ((bytes + 63) / 64 | 1) * 64; }
 
 // Tokens whose activations are held at once: parts of about the same size, since each reads all
 // weights, and of whole register tiles (12 tokens in most kernels).
