@@ -54,11 +54,21 @@ inline constexpr int64_t kPrefetchBytes = 8192;
 // Inlined always: gcc takes a function that only prefetches for one without effects, and drops its
 // calls.
 template <int64_t kBytes>
-[[gnu::always_inline]] inline void fetch_ahead(const TileInput& in, int panel, const void* at) {
-  if ((in.fetch >> panel & 1) == 0) return;
+[[gnu::always_inline]] inline void fetch_ahead(const void* at) {
   const char* next = static_cast<const char*>(at) + kPrefetchBytes;
   for (int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(next + i);
 }
+
+// Which of the strips from `panel` on are to be fetched ahead; read before the loops, so that each
+// has its own where nothing is.
+template <int strips>
+struct Fetch {
+  bool strip[strips];
+
+  Fetch(const TileInput& in, int panel, int64_t lane) {
+    for (int s = 0; s < strips; ++s) strip[s] = lane == 0 && (in.fetch >> (panel + s) & 1) != 0;
+  }
+};
 
 // Sums of products of single columns or pairs of columns. A step has kStep columns: of the weights
 // of one vector of rows (Weights), and of a token, spread over a register (Spread).
@@ -98,6 +108,7 @@ struct SteppedProduct : Step {
     const auto* x = reinterpret_cast<const Activation*>(in.activation);
     const int64_t panel_elements = in.panel_stride / static_cast<int64_t>(sizeof(Panel));
     const int64_t x_stride = in.activation_bytes / static_cast<int64_t>(sizeof(Activation));
+    const Fetch<strips> fetch(in, panel, 0);  // 64 bytes a step, whatever the lane
     Vec acc[kTurns][strips][kTokens];
     for (auto& turn : acc) {
       for (auto& strip : turn) {
@@ -106,10 +117,10 @@ struct SteppedProduct : Step {
     }
     const auto step = [&](int64_t col, auto& turn) {
       typename Step::Weights of_rows[strips];
-      const Panel* at = weights + col * kPanelRows;
-      for (int s = 0; s < strips; ++s) of_rows[s] = Step::load(at + s * panel_elements);
-      if (in.fetch != 0) {
-        for (int s = 0; s < strips; ++s) fetch_ahead<64>(in, panel + s, at + s * panel_elements);
+      for (int s = 0; s < strips; ++s) {
+        const Panel* at = weights + s * panel_elements + col * kPanelRows;
+        if (fetch.strip[s]) fetch_ahead<64>(at);
+        of_rows[s] = Step::load(at);
       }
 #pragma GCC unroll 16
       for (int m = 0; m < kTokens; ++m) {

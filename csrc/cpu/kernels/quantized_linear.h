@@ -73,6 +73,7 @@ struct Int8Product : QuantizedProduct<VecType, Weight> {
     const int64_t x_stride = in.activation_bytes / static_cast<int64_t>(sizeof(Int8Run));
     const auto* panel = reinterpret_cast<const uint8_t*>(in.panels + first_panel * in.panel_stride);
     const uint8_t* group = panel + begin / group_cols * group_bytes;
+    const Fetch<strips> fetch(in, first_panel, lane);
     Vec acc[strips][kTokens];
     for (auto& strip : acc) {
       for (Vec& sum : strip) sum = Vec::set(0.0f);
@@ -80,9 +81,9 @@ struct Int8Product : QuantizedProduct<VecType, Weight> {
     for (int64_t col = begin; col < end; col += group_cols, group += group_bytes) {
       for (int64_t run = 0; run < runs; ++run, ++x) {
         for (int s = 0; s < strips; ++s) {
-          if (lane == 0) {
-            fetch_ahead<kRunStride<Weight>>(
-                in, first_panel + s, group + s * in.panel_stride + run * (group_bytes / runs));
+          if (fetch.strip[s]) {
+            fetch_ahead<kRunStride<Weight>>(group + s * in.panel_stride +
+                                            run * (group_bytes / runs));
           }
         }
         // One sub-block after the other, so that registers hold the sums of one.
@@ -206,6 +207,7 @@ struct DequantizedProduct : QuantizedProduct<VecType, Weight> {
     const auto* panel = reinterpret_cast<const uint8_t*>(in.panels + first_panel * in.panel_stride);
     const uint8_t* group = panel + begin / group_cols * group_bytes;
     const Vec table = lookup_table<Vec>(static_cast<float>(-Weight::kOffset));
+    const Fetch<strips> fetch(in, first_panel, lane);
     Vec total[strips][kTokens];
     Vec acc[kTurns][strips][kTokens];
     const auto start = [&] {
@@ -227,8 +229,8 @@ struct DequantizedProduct : QuantizedProduct<VecType, Weight> {
         for (int s = 0; s < strips; ++s) {
           const uint8_t* of = group + s * in.panel_stride;
           scales[s] = Weight::template scales<Vec>(of, group_cols, run, lane);
-          if (lane == 0) {
-            fetch_ahead<kRunStride<Weight>>(in, first_panel + s, of + run * (group_bytes / runs));
+          if (fetch.strip[s]) {
+            fetch_ahead<kRunStride<Weight>>(of + run * (group_bytes / runs));
           }
         }
         const auto columns = [&](const Int* quad, int half, int64_t at, auto shift,
