@@ -154,6 +154,8 @@ void AttentionWorker::attend(const DecoderLayer& layer, const Segment& s, float*
   task.end = s.end;
   task.first = first;
   task.last = last;
+  // int8 keys and values are rounded far more than a 16-bit query.
+  task.bf16_factor = step_.cache_type == kInt8 ? factor : 0.0f;
   task.scratch = query + kMaxQueryRows * padded;
   kernels_.rope_attention_decode[step_.cache_type](task);
 }
