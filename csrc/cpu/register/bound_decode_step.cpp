@@ -91,7 +91,8 @@ struct BoundDecodeStep : torch::CustomClassHolder {
                  const at::Tensor& sin, const std::optional<at::Tensor>& kv_start, bool argmax) {
     TORCH_CHECK_TYPE(input.is_cpu(), "decode_step: input must be on cpu, got ", input.device());
     TORCH_CHECK(!at::GradMode::is_enabled(),
-                "decode_step: DecodeStep has no gradient; call it under torch.no_grad()");
+                "decode_step: DecodeStep has no gradient and wants them off: call it under "
+                "torch.no_grad() or torch.inference_mode(); they are on");
     const std::lock_guard lock(mutex_);
     const DecodeStepArgs args = this->args(input, seq_lens, cos, sin, kv_start);
     if (is_bound_to(input)) {

@@ -62,6 +62,7 @@ def run(prompt: str, max_new_tokens: int | None, dtype: str) -> None:
     unpatched, ours = (min(each, key=lambda answer: answer.decode_s) for each in both.values())
     out = Console(highlight=False, soft_wrap=True)
     out.print(f"\nSmolLM2-135M-Instruct in {dtype}, greedy: {prompt}", markup=False)
+    out.print(f"the model: {path}", markup=False)
     for name, answer in {"unpatched": unpatched, f"fasttps, {fasttps.isa.active()}": ours}.items():
         out.print(f"[{name}] {answer.text.strip()}", markup=False)
         out.print(figures(name, answer), markup=False)

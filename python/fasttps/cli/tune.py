@@ -47,11 +47,11 @@ def run(force: bool) -> None:
         rates = {}
         for count in sorted({1, threads}):
             rates[count] = limits.peaks(count, ROUNDS)
-            report(count, threads, f"{count} threads")
+            report(count, threads, _threads(count))
     for count, found in rates.items():
         for product, instruction in INSTRUCTIONS.items():
             rate = found[instruction]
-            out.print(f"{product:<7} {count} threads {rate:8.1f} GFLOP/s  ({instruction})")
+            out.print(f"{product:<7} {_threads(count)} {rate:8.1f} GFLOP/s  ({instruction})")
     product = max(INSTRUCTIONS, key=lambda name: rates[threads][INSTRUCTIONS[name]])
     try:
         store(path, product)
@@ -77,3 +77,7 @@ def is_line(line: str) -> bool:
     """Whether a line names a CPU and its product, as the library reads it."""
     words = line.partition("#")[0].split()
     return len(words) == 4 and words[3] in INSTRUCTIONS and all(w.isdigit() for w in words[1:3])
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread" if count == 1 else f"{count} threads"
