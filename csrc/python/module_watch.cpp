@@ -80,7 +80,8 @@ class ModuleWatch {
 }  // namespace
 
 void bind_module_watch(py::module_& m) {
-  py::class_<ModuleWatch>(m, "ModuleWatch")
+  py::class_<ModuleWatch>(m, "ModuleWatch",
+                          py::metaclass(reinterpret_cast<PyObject*>(&PyType_Type)))
       .def(py::init<py::iterable, py::iterable, py::iterable>(), py::arg("entries"),
            py::arg("hooks") = py::tuple(), py::arg("absent") = py::tuple())
       .def("is_unchanged", &ModuleWatch::is_unchanged,

@@ -35,5 +35,5 @@ def test_twins_load_without_the_library():
 
 
 def test_every_function_has_a_twin():
-    functions = {name for name in ops.__all__ if name != "PackedFormat"}
+    functions = set(ops.__all__) - {"DecodeStep", "PackedFormat"}  # classes
     assert functions == set(reference.__all__)

@@ -1,3 +1,4 @@
+#include <ATen/record_function.h>
 #include <torch/custom_class.h>
 
 #include <algorithm>
@@ -93,6 +94,7 @@ struct BoundDecodeStep : torch::CustomClassHolder {
     TORCH_CHECK(!at::GradMode::is_enabled(),
                 "decode_step: DecodeStep has no gradient and wants them off: call it under "
                 "torch.no_grad() or torch.inference_mode(); they are on");
+    RECORD_FUNCTION("fasttps::decode_step", c10::ArrayRef<const c10::IValue>{});  // as the op's
     const std::lock_guard lock(mutex_);
     const DecodeStepArgs args = this->args(input, seq_lens, cos, sin, kv_start);
     if (is_bound_to(input)) {
