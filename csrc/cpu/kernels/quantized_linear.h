@@ -8,6 +8,9 @@ template <class Weight>
 inline constexpr int64_t kRunStride =
     Weight::group_bytes(Weight::group_cols(kRunCols)) * kRunCols / Weight::group_cols(kRunCols);
 
+template <class Weight, int kTokens>
+inline constexpr bool kReadOnce = kTokens <= 4 && kRunStride<Weight> >= kRunCols * kPanelRows;
+
 template <class VecType, class Weight>
 struct QuantizedProduct {
   using Vec = VecType;
@@ -82,8 +85,8 @@ struct Int8Product : QuantizedProduct<VecType, Weight> {
       for (int64_t run = 0; run < runs; ++run, ++x) {
         for (int s = 0; s < strips; ++s) {
           if (fetch.strip[s]) {
-            fetch_ahead<kRunStride<Weight>>(group + s * in.panel_stride +
-                                            run * (group_bytes / runs));
+            fetch_ahead<kRunStride<Weight>, kReadOnce<Weight, kTokens>>(
+                group + s * in.panel_stride + run * (group_bytes / runs));
           }
         }
         // One sub-block after the other, so that registers hold the sums of one.
@@ -230,7 +233,8 @@ struct DequantizedProduct : QuantizedProduct<VecType, Weight> {
           const uint8_t* of = group + s * in.panel_stride;
           scales[s] = Weight::template scales<Vec>(of, group_cols, run, lane);
           if (fetch.strip[s]) {
-            fetch_ahead<kRunStride<Weight>>(of + run * (group_bytes / runs));
+            fetch_ahead<kRunStride<Weight>, kReadOnce<Weight, kTokens>>(of +
+                                                                        run * (group_bytes / runs));
           }
         }
         const auto columns = [&](const Int* quad, int half, int64_t at, auto shift,
