@@ -32,11 +32,8 @@ struct Look {
   bool operator==(const Look&) const = default;
 };
 
-// decode_step with its weights and caches bound: torch.classes.fasttps.DecodeStep. The op takes
-// hundreds of tensors apart for every token, none of them in a cache of the CPU after a token's
-// weights have passed through; this takes them apart once, and then looks at each whether it is
-// still the memory that it was. If one is not, or the input has another shape, it begins anew.
-struct BoundDecodeStep : torch::CustomClassHolder {
+// The arguments of decode_step that stay from token to token, in torch.classes' order.
+struct DecodeStepBindings {
   Tensors weights, norms;
   c10::List<std::optional<at::Tensor>> biases;
   Tensors k_caches, v_caches;
@@ -53,40 +50,15 @@ struct BoundDecodeStep : torch::CustomClassHolder {
   int64_t embedding_format, embedding_group_size;
   std::optional<at::Tensor> lm_head;
   int64_t lm_head_format, lm_head_group_size, vocab_size;
+};
 
-  BoundDecodeStep(Tensors weights, Tensors norms, c10::List<std::optional<at::Tensor>> biases,
-                  Tensors k_caches, Tensors v_caches, std::vector<int64_t> formats,
-                  std::vector<int64_t> group_sizes, int64_t num_heads, int64_t intermediate_size,
-                  double norm_eps, bool int8_activation, std::string activation, bool interleaved,
-                  std::optional<double> scale, std::optional<int64_t> window,
-                  std::optional<Tensors> k_scales, std::optional<Tensors> v_scales,
-                  std::optional<at::Tensor> embedding, int64_t embedding_format,
-                  int64_t embedding_group_size, std::optional<at::Tensor> lm_head,
-                  int64_t lm_head_format, int64_t lm_head_group_size, int64_t vocab_size)
-      : weights(std::move(weights)),
-        norms(std::move(norms)),
-        biases(std::move(biases)),
-        k_caches(std::move(k_caches)),
-        v_caches(std::move(v_caches)),
-        formats(std::move(formats)),
-        group_sizes(std::move(group_sizes)),
-        num_heads(num_heads),
-        intermediate_size(intermediate_size),
-        norm_eps(norm_eps),
-        int8_activation(int8_activation),
-        activation(std::move(activation)),
-        interleaved(interleaved),
-        scale(scale),
-        window(window),
-        k_scales(std::move(k_scales)),
-        v_scales(std::move(v_scales)),
-        embedding(std::move(embedding)),
-        embedding_format(embedding_format),
-        embedding_group_size(embedding_group_size),
-        lm_head(std::move(lm_head)),
-        lm_head_format(lm_head_format),
-        lm_head_group_size(lm_head_group_size),
-        vocab_size(vocab_size) {}
+// decode_step with its weights and caches bound: torch.classes.fasttps.DecodeStep. The op takes
+// hundreds of tensors apart for every token, none of them in a cache of the CPU after a token's
+// weights have passed through; this takes them apart once, and then looks at each whether it is
+// still the memory that it was. If one is not, or the input has another shape, it begins anew.
+struct BoundDecodeStep : torch::CustomClassHolder {
+  template <class... Bindings>
+  explicit BoundDecodeStep(Bindings&&... bindings) : bound_{std::forward<Bindings>(bindings)...} {}
 
   at::Tensor run(const at::Tensor& input, const at::Tensor& seq_lens, const at::Tensor& cos,
                  const at::Tensor& sin, const std::optional<at::Tensor>& kv_start, bool argmax) {
@@ -121,34 +93,34 @@ struct BoundDecodeStep : torch::CustomClassHolder {
       return tensors ? std::optional<at::TensorList>(*tensors) : std::nullopt;
     };
     return {input,
-            weights,
-            norms,
-            biases,
-            k_caches,
-            v_caches,
+            bound_.weights,
+            bound_.norms,
+            bound_.biases,
+            bound_.k_caches,
+            bound_.v_caches,
             seq_lens,
             cos,
             sin,
-            formats,
-            group_sizes,
-            num_heads,
-            intermediate_size,
-            norm_eps,
-            int8_activation,
-            activation,
-            interleaved,
-            scale,
-            window,
+            bound_.formats,
+            bound_.group_sizes,
+            bound_.num_heads,
+            bound_.intermediate_size,
+            bound_.norm_eps,
+            bound_.int8_activation,
+            bound_.activation,
+            bound_.interleaved,
+            bound_.scale,
+            bound_.window,
             kv_start,
-            list(k_scales),
-            list(v_scales),
-            embedding,
-            embedding_format,
-            embedding_group_size,
-            lm_head,
-            lm_head_format,
-            lm_head_group_size,
-            vocab_size};
+            list(bound_.k_scales),
+            list(bound_.v_scales),
+            bound_.embedding,
+            bound_.embedding_format,
+            bound_.embedding_group_size,
+            bound_.lm_head,
+            bound_.lm_head_format,
+            bound_.lm_head_group_size,
+            bound_.vocab_size};
   }
 
   template <class Function>
@@ -156,17 +128,17 @@ struct BoundDecodeStep : torch::CustomClassHolder {
     const auto each = [&](const Tensors& tensors) {
       for (const at::Tensor& t : tensors) function(t);
     };
-    each(weights);
-    each(norms);
-    for (size_t i = 0; i < biases.size(); ++i) {
-      if (const std::optional<at::Tensor> bias = biases[i]) function(*bias);
+    each(bound_.weights);
+    each(bound_.norms);
+    for (size_t i = 0; i < bound_.biases.size(); ++i) {
+      if (const std::optional<at::Tensor> bias = bound_.biases[i]) function(*bias);
     }
-    each(k_caches);
-    each(v_caches);
-    if (k_scales) each(*k_scales);
-    if (v_scales) each(*v_scales);
-    if (embedding) function(*embedding);
-    if (lm_head) function(*lm_head);
+    each(bound_.k_caches);
+    each(bound_.v_caches);
+    if (bound_.k_scales) each(*bound_.k_scales);
+    if (bound_.v_scales) each(*bound_.v_scales);
+    if (bound_.embedding) function(*bound_.embedding);
+    if (bound_.lm_head) function(*bound_.lm_head);
   }
 
   bool is_bound_to(const at::Tensor& input) const {
@@ -180,6 +152,7 @@ struct BoundDecodeStep : torch::CustomClassHolder {
     return same;
   }
 
+  const DecodeStepBindings bound_;
   std::mutex mutex_;
   DecodeStepShape shape_{};
   DecoderModel model_;
