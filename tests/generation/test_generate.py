@@ -170,6 +170,8 @@ WRONG = {
     "above 0": ({"top_p": 0.5}, ValueError),
     "exclude each other": ({"seed": 1, "generator": torch.Generator()}, ValueError),
     "want a tokenizer": ({"stop_strings": ["x"]}, ValueError),
+    "tokenizer wanted a tokenizer, got int": ({"stop_strings": ["x"], "tokenizer": 3}, TypeError),
+    "cache wanted a cache of transformers' kind, got str": ({"cache": "static"}, TypeError),
     "not empty": ({"stop_strings": [""]}, ValueError),
     "wanted strings": ({"stop_strings": "x"}, ValueError),
     "wanted a list of strings, got int": ({"stop_strings": 5}, TypeError),

@@ -138,6 +138,16 @@ def test_a_seed_draws_the_same() -> None:
     assert draws(1) != draws(2)
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-45, 1e-320])
+@pytest.mark.parametrize("more", [{}, {"top_k": 2}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
+def test_a_temperature_whose_quotients_are_infinite_is_the_argmax(
+    temperature: float, more: dict[str, Any]
+) -> None:
+    logits = torch.tensor([[-300.0, 200.0, 299.5, 300.0], [-5.0, -8.0, -7.0, -math.inf]])
+    probabilities = Sampler(Sampling(temperature, **more)).probabilities(logits)
+    assert probabilities.tolist() == [[0, 0, 0, 1], [1, 0, 0, 0]]
+
+
 @pytest.mark.parametrize("logits", [[math.nan, 0.0], [-math.inf, -math.inf]])
 def test_logits_that_nothing_can_be_drawn_from_raise(logits: list[float]) -> None:
     with pytest.raises(RuntimeError, match="NaN"):

@@ -212,6 +212,10 @@ class _Ends:
             )
         if tokenizer is None:
             raise ValueError("generate: stop_strings want a tokenizer, got None")
+        if not callable(getattr(tokenizer, "decode", None)):
+            raise TypeError(
+                f"generate: tokenizer wanted a tokenizer, got {type(tokenizer).__name__}"
+            )
         self._strings = [StopStrings(tokenizer, strings) for _ in self.token_ids]
 
     def push(self, tokens: list[int]) -> bool:
@@ -237,6 +241,10 @@ def _stepper(model: Any, cache: Any, max_seq_len: int) -> Stepper:
         from fasttps.kv_cache import StaticKVCache  # here: it imports transformers
 
         cache = StaticKVCache.for_model(model, max_seq_len)
+    if not callable(getattr(cache, "get_seq_length", None)):
+        raise TypeError(
+            f"generate: cache wanted a cache of transformers' kind, got {type(cache).__name__}"
+        )
     kind = DecodeStepper if hasattr(model, "decode") else ModelStepper
     return kind(model, cache, max_seq_len)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import threshold
 
 _NUCLEUS_GUESS = 128  # candidates looked at first for top-p; 32 times as many if they do not do
+_TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ class Sampler:
         The likeliest weighs 1. Ids are None where the candidates are the vocabulary in its order.
         """
         top_k, top_p, min_p = self.sampling.top_k, self.sampling.top_p, self.sampling.min_p
-        scores = scores / self.sampling.temperature
+        # The difference to the likeliest, 0 for itself, so that no quotient is NaN.
+        scores = (scores - scores.amax(-1, keepdim=True)) / max(self.sampling.temperature, _TINY)
         ids: Tensor | None = None
         total: Tensor | None = None
         if 0 < top_k < scores.size(1):
@@ -137,7 +139,7 @@ class Sampler:
         elif top_p < 1:
             total = scores.logsumexp(-1, keepdim=True)
             scores, ids = _likeliest(scores, total, top_p)
-        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        weights = scores.exp()
         if top_p < 1:
             if total is None:
                 total = scores.logsumexp(-1, keepdim=True)
