@@ -126,8 +126,8 @@ def attention_calls(model: shapes.ModelShape, context: int) -> dict[str, Callabl
     query = torch.randn(1, 1, model.num_heads, model.head_dim).to(dtype)
     key = torch.randn(1, 1, model.num_kv_heads, model.head_dim).to(dtype)
     value = torch.randn_like(key)
-    k_cache = torch.randn(1, model.num_kv_heads, context + 1, model.head_dim).to(dtype)
-    v_cache = torch.randn_like(k_cache)
+    slots = (1, model.num_kv_heads, context + 1, model.head_dim)
+    k_cache, v_cache = (shapes.random_kv_cache(slots, dtype) for _ in range(2))
     seq_lens = torch.tensor(context)
     groups = model.num_heads // model.num_kv_heads
     module: Any = SimpleNamespace(num_key_value_groups=groups, training=False)

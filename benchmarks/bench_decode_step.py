@@ -58,7 +58,9 @@ def case_of(
     lm_head = ops.pack_weight(head, **options)
     norms = [torch.ones(model.hidden_size, dtype=dtype) for _ in range(2 * layers + 1)]
     slots = (batch, model.num_kv_heads, context + 1, model.head_dim)
-    k_caches, v_caches = ([torch.randn(slots).to(dtype) for _ in range(layers)] for _ in range(2))
+    k_caches, v_caches = (
+        [shapes.random_kv_cache(slots, dtype) for _ in range(layers)] for _ in range(2)
+    )
     cos, sin = shapes.cos_sin(torch.tensor([context]), model.head_dim, dtype)
     x = torch.randn(batch, 1, model.hidden_size).to(dtype)
     seq_lens = torch.tensor(context)

@@ -18,16 +18,18 @@ import torch
 import torch.nn.functional as F
 
 import fasttps
+from fasttps.memory import empty_in_huge_pages
 
 
 def rows_and_scales(
     rows: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Cache rows in `dtype`; int8 rows with a factor a row."""
+    """Cache rows in `dtype`, where a StaticKVCache has them; int8 rows with a factor a row."""
+    kept = empty_in_huge_pages(rows.shape, dtype)
     if dtype != torch.int8:
-        return rows.to(dtype), None
+        return kept.copy_(rows), None
     scales = rows.float().abs().amax(-1) / 127
-    return (rows / scales[..., None]).round().to(torch.int8), scales
+    return kept.copy_((rows / scales[..., None]).round()), scales
 
 
 def layer_calls(

@@ -129,8 +129,8 @@ def attention_over_batch(model: shapes.ModelShape, context: int, batches: Sequen
     most = max(batches)
     cos, sin = shapes.cos_sin(torch.tensor([context - 1]), model.head_dim, DTYPE)
     seq_lens = torch.tensor(context - 1)
-    k_cache = torch.randn(most, model.num_kv_heads, context, model.head_dim).to(DTYPE)
-    v_cache = torch.randn_like(k_cache)
+    slots = (most, model.num_kv_heads, context, model.head_dim)
+    k_cache, v_cache = (shapes.random_kv_cache(slots, DTYPE) for _ in range(2))
 
     def call(batch: int) -> Callable[[], object]:
         query = torch.randn(batch, 1, model.num_heads, model.head_dim).to(DTYPE)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fasttps.memory import empty_in_huge_pages
 from fasttps.ops import PackedFormat
 
 
@@ -57,6 +58,11 @@ PHI_3_MINI = ModelShape("phi-3-mini", 3072, 8192, 32, 32, 96)
 LLAMA_2_7B = ModelShape("llama-2-7b", 4096, 11008, 32, 32, 128)
 LLAMA_3_8B = ModelShape("llama-3-8b", 4096, 14336, 32, 8, 128)
 ALL = (LLAMA_3_2_1B, SMOLLM2_135M, PHI_3_MINI)
+
+
+def random_kv_cache(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Keys or values in the memory that a StaticKVCache has."""
+    return empty_in_huge_pages(shape, dtype).normal_()
 
 
 def cos_sin(

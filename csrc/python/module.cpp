@@ -4,12 +4,14 @@
 #include <pybind11/stl.h>
 #include <torch/version.h>
 
+#include <cstdint>
 #include <exception>
 #include <string>
 
 #include "build_facts.h"
 #include "cpu/bf16_product.h"
 #include "cpu/dispatch.h"
+#include "cpu/huge_pages.h"
 #include "limits.h"
 #include "module_watch.h"
 #include "ops/packed_format.h"
@@ -63,6 +65,14 @@ PYBIND11_MODULE(_C, m) {
         return py::make_tuple(cpu.vendor, cpu.family, cpu.model);
       },
       "Vendor, family and model.");
+  m.def(
+      "prefer_huge_pages",
+      [](uintptr_t address, int64_t bytes) {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): Tensor.data_ptr()
+        fasttps::cpu::prefer_huge_pages(reinterpret_cast<void*>(address), bytes);
+      },
+      py::arg("address"), py::arg("bytes"),
+      "Ask for 2 MiB pages for memory that is not yet touched; nothing happens where refused.");
   bind_limits(m);
   bind_module_watch(m);
   m.def("build_facts", &build_facts, "What this build was made of and for.");

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from fasttps import ops
+from fasttps.memory import empty_in_huge_pages
 
 _KEY_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _DTYPES = (*_KEY_DTYPES, torch.int8)
@@ -152,8 +153,8 @@ class StaticKVLayer(CacheLayerMixin):
         k_scale = v_scale = None
         # Not inference tensors, so that a cache filled in inference mode can be used outside.
         with torch.inference_mode(False):
-            keys = torch.empty(*slots, k_head_dim, dtype=held, device=device)
-            values = torch.empty(*slots, v_head_dim, dtype=held, device=device)
+            keys = empty_in_huge_pages((*slots, k_head_dim), held, device)
+            values = empty_in_huge_pages((*slots, v_head_dim), held, device)
             if held == torch.int8:
                 k_scale = torch.empty(slots, dtype=torch.float32, device=device)
                 v_scale = torch.empty(slots, dtype=torch.float32, device=device)
