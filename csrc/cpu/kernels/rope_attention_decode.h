@@ -26,6 +26,7 @@ struct Decode : DecodeRows<Vec, Element, Product, kHeadDim> {
   using Rows::out;
   using Rows::prefetch_chunk;
   using Rows::query;
+  using Rows::reads_once;
   using Rows::rounded_rows;
   using Rows::score_factor;
   using Rows::store_out;
@@ -51,6 +52,7 @@ struct Decode : DecodeRows<Vec, Element, Product, kHeadDim> {
   template <int kRows>
   [[gnu::always_inline]] void scores(const KeyBlock& block, int64_t row) const {
     constexpr int kKeys = static_cast<int>(Vec::kLanes) / kRows;
+    const bool once = reads_once();
     const Query* q = query + row * width();
     const Storage* k = key_row<Element>(task, block.position);
     const Storage* v = value_row<Element>(task, block.position);
@@ -69,7 +71,7 @@ struct Decode : DecodeRows<Vec, Element, Product, kHeadDim> {
       unrolled<kKeys>([&](int i) __attribute__((always_inline)) {
         each_chunk([&](int64_t c) __attribute__((always_inline)) {
           const Operand key = Rows::template load_chunk_at<Product>(k + offset[i], c);
-          prefetch_chunk(v + i * v_stride, c);
+          prefetch_chunk(v + i * v_stride, c, once);
           unrolled<kRows>([&](int r) __attribute__((always_inline)) {
             dot[r * kKeys + i] = Product::add(dot[r * kKeys + i], key,
                                               Product::load_query(q + r * width() + c * kChunk));
@@ -201,6 +203,7 @@ struct Decode : DecodeRows<Vec, Element, Product, kHeadDim> {
   [[gnu::always_inline]] void values_at(const KeyBlock& block, uint64_t bits, int64_t row,
                                         int64_t c, const float* w, const float* rescale,
                                         const Storage* ahead, int64_t ahead_stride) const {
+    const bool once = reads_once();
     Vec total[kRows][2 * kChunks];
     for (auto& of_row : total) {
       for (Vec& x : of_row) x = Vec::set(0.0f);
@@ -217,7 +220,7 @@ struct Decode : DecodeRows<Vec, Element, Product, kHeadDim> {
         value[2 * i + 1] = x.b;
       });
       if (j % kPasses == 0)
-        Rows::template prefetch_rows<1, kChunks, kPasses>(ahead, ahead_stride, c, j);
+        Rows::template prefetch_rows<1, kChunks, kPasses>(ahead, ahead_stride, c, j, once);
       unrolled<kRows>([&](int r) __attribute__((always_inline)) {
         const Vec weight = Vec::set(w[r * kKeyBlock + j]);
         unrolled<2 * kChunks>([&](int i) __attribute__((always_inline)) {
@@ -238,6 +241,7 @@ struct Decode : DecodeRows<Vec, Element, Product, kHeadDim> {
   template <int kRows, int kChunks, int kPasses>
   [[gnu::always_inline]] void word_values_at(const Item& item, int64_t c, const Storage* ahead,
                                              int64_t ahead_stride) const {
+    const bool once = reads_once();
     typename Product::Sum total[kRows][2 * kChunks];
     for (auto& of_row : total) {
       for (auto& x : of_row) x = Product::zero();
@@ -258,7 +262,7 @@ struct Decode : DecodeRows<Vec, Element, Product, kHeadDim> {
       unrolled<kChunks>([&](int i) __attribute__((always_inline)) {
         pair_words(first[i], second[i], pairs[2 * i], pairs[2 * i + 1]);
       });
-      Rows::template prefetch_rows<2, kChunks, kPasses>(ahead, ahead_stride, c, j);
+      Rows::template prefetch_rows<2, kChunks, kPasses>(ahead, ahead_stride, c, j, once);
       unrolled<kRows>([&](int r) __attribute__((always_inline)) {
         uint32_t both;
         __builtin_memcpy(&both, word_weights + r * kKeyBlock + j, sizeof both);
