@@ -25,10 +25,21 @@ def read_rate(reads: Sequence[Mapping[str, float]]) -> tuple[str, float]:
     return max(medians.items(), key=lambda item: item[1])
 
 
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median over rounds of one rate over another of the same round.
+
+    A machine that changes between the rounds touches both of a round alike.
+    """
+    return statistics.median(a / b for a, b in zip(ours, theirs))
+
+
 def record_of(
     each: Contestant, measure: Measure, model: Model, reference: Contestant | None
 ) -> dict[str, Any]:
-    """One figure: the median over the rounds, what it moves, and ours in the same rounds."""
+    """One figure: the median over the rounds, what it moves, and ours in the same rounds.
+
+    The share of the read bandwidth and the ratio to ours are medians too, of those of each round.
+    """
     samples = each.samples[measure]
     median = statistics.median(samples)
     record: dict[str, Any] = {
@@ -45,7 +56,9 @@ def record_of(
     if measure.kind == "decode":
         context = statistics.fmean(each.contexts[measure])
         loop, read_gb_per_s = read_rate(each.reads[measure])
+        reads = [read[loop] for read in each.reads[measure]]
         token_bytes = each.facts["weight_bytes"] + context * each.facts["kv_bytes_per_token"]
+        share = median_ratio(samples, reads) * token_bytes / 1e9
         record |= {
             "context": round(context),
             "weight_bytes": each.facts["weight_bytes"],
@@ -53,15 +66,16 @@ def record_of(
             "gb_per_s": round(median * token_bytes / 1e9, 2),
             "read_gb_per_s": round(read_gb_per_s, 2),
             "read_loop": loop,
-            "share_of_read_bandwidth": round(median * token_bytes / 1e9 / read_gb_per_s, 3),
+            "read_samples": [round(value, 2) for value in reads],
+            "share_of_read_bandwidth": round(share, 3),
         }
-        if record["share_of_read_bandwidth"] > MOST_OF_A_LIMIT:
-            record["broken_ruler"] = f"{record['gb_per_s']} of {record['read_gb_per_s']} GB/s"
+        if share > MOST_OF_A_LIMIT:
+            record["broken_ruler"] = f"{share:.0%} of what was read in the same rounds"
     if each.beside[measure] and each.name != OURS:
         ours = statistics.median(each.beside[measure])
         record |= {
             f"{OURS}_tokens_per_s": round(ours, 2),
-            f"{OURS}_over_peer": round(ours / median, 3),
+            f"{OURS}_over_peer": round(median_ratio(each.beside[measure], samples), 3),
         }
     if reference is not None and measure in reference.tokens:
         same = agreeing(each.tokens[measure], reference.tokens[measure])

@@ -121,6 +121,36 @@ def test_written_bytes_count_for_no_share(harness: ModuleType) -> None:
     assert (record["gb_per_s"], record["share_of_read_bandwidth"]) == (20.0, 1.0)
 
 
+def test_peers_are_compared_round_by_round() -> None:
+    """A machine that slows down between two rounds changes no share and no ratio."""
+    contest, report = imported("peers.contest"), imported("peers.report")
+    decode = contest.Measure("decode", 128)
+
+    def contestant(name: str, samples: list[float]) -> Any:
+        return contest.Contestant(
+            name,
+            "",
+            "",
+            "bf16",
+            facts={"weight_bytes": 10**9, "kv_bytes_per_token": 0},
+            samples={decode: samples},
+            beside={decode: [45.0, 46.0, 72.0, 71.0]},
+            reads={decode: [{"a loop": rate} for rate in (50.0, 50.0, 80.0, 80.0)]},
+            contexts={decode: [128.0]},
+            tokens={decode: []},
+        )
+
+    model = contest.Model("a-model", Path())
+    ours = report.record_of(contestant("fasttps", [45.0, 46.0, 72.0, 71.0]), decode, model, None)
+    assert ours["share_of_read_bandwidth"] == pytest.approx(0.9)
+    peer = report.record_of(contestant("a-peer", [30.0, 30.7, 48.0, 47.0]), decode, model, None)
+    assert peer["fasttps_over_peer"] == pytest.approx(1.5, abs=0.01)
+    faster = report.record_of(contestant("fasttps", [55.0] * 4), decode, model, None)
+    assert "broken_ruler" not in faster
+    faster = report.record_of(contestant("fasttps", [55.0, 55.0, 88.0, 88.0]), decode, model, None)
+    assert faster["broken_ruler"].startswith("110%")
+
+
 def test_a_straight_line_is_found_and_a_bent_one_told() -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     scaling = imported("bench_scaling")
