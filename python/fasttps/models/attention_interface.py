@@ -259,6 +259,34 @@ def attend_static(
     return out if out.dtype == dtype else out.to(dtype)
 
 
+def attend_static_last(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layer: StaticKVLayer,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    scale: float,
+) -> Tensor:
+    """As `attend_static`, causal, where only the last of the new tokens have a query."""
+    seq_lens, dtype = layer.reserve(key, value), query.dtype
+    if layer.k_scale is None and layer.dtype != dtype:
+        query, key, value = query.to(layer.dtype), key.to(layer.dtype), value.to(layer.dtype)
+    if cos.dtype not in (torch.float32, query.dtype):
+        cos, sin = cos.float(), sin.float()
+    first = key.size(1) - query.size(1)
+    buffers = (layer.keys, layer.values)
+    scales = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
+    # The keys as their own queries, each of which sees itself alone: for the write.
+    rows = (key[:, :first], value[:, :first], *buffers, seq_lens, cos[:, :first], sin[:, :first])
+    attend(key[:, :first], *rows, window=1, **scales)
+    rows = (key[:, first:], value[:, first:], *buffers, seq_lens + first)
+    out = attend(query, *rows, cos[:, first:], sin[:, first:], scale=scale, **scales)
+    layer.filled += key.size(1)
+    return out if out.dtype == dtype else out.to(dtype)
+
+
 def attend(
     query: Tensor,
     key: Tensor | None,

@@ -160,14 +160,13 @@ class FusedCausalLM(FusedModule):
             reason = f"{', '.join(named)} was given"
         else:
             logits = self.decode(ids, cache, attention_mask=mask, position_ids=positions)
+            reason = logits if isinstance(logits, str) else None
+            if isinstance(logits, str) and keep > 0:
+                logits = self.prompt(ids, cache, mask, positions, keep)
             if isinstance(logits, Tensor):
-                self.__dict__["why_not"] = None
+                self.__dict__["why_not"] = reason
                 logits = logits[:, -keep:] if keep else logits
-                # The field's name changed in transformers 5.24.
-                fields = self.output_class.__dataclass_fields__
-                name = "cache" if "cache" in fields else "past_key_values"
-                return self.output_class(logits=logits.to(self.dtype), **{name: cache})
-            reason = logits
+                return self.output_class(logits=logits.to(self.dtype), **{self.cache_name(): cache})
         self.__dict__["why_not"] = reason
         return None
 
@@ -190,23 +189,9 @@ class FusedCausalLM(FusedModule):
             float32 logits [batch, new_tokens, vocab_size], with `argmax` int64 [batch,
             new_tokens]; or why the op cannot do it, and then nothing has changed.
         """
-        if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
-            return "no input_ids [batch, new_tokens]"
-        if torch.is_grad_enabled() or self.training:
-            return "gradients are enabled"
-        if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
-            return "autocast or torch.compile"
-        config: Any = self.config
-        if config._attn_implementation != self.own_attention or config.output_attentions:
-            return f"the config asks for {config._attn_implementation} attention or its weights"
-        if getattr(config, "output_hidden_states", False):
-            return "the config asks for hidden states"
-        plan = self.step_plan()
-        if plan.obstacle is not None:
-            return plan.obstacle
-        hooks = chain(*(own.values() for own in plan.hooks)) if plan.watch.has_hooks() else ()
-        if not all(map(_is_idle, hooks)):
-            return "a module has hooks"
+        plan = self._runnable_plan(input_ids)
+        if isinstance(plan, str):
+            return plan
         batch, new_tokens = input_ids.shape
         if not 1 <= new_tokens <= plan.max_tokens:
             return f"{new_tokens} new tokens"
@@ -228,6 +213,64 @@ class FusedCausalLM(FusedModule):
         out = plan.step(cache)(input_ids, seq_lens, *rope, kv_start=kv_start, argmax=argmax)
         cache.end_step(new_tokens)
         return out
+
+    def prompt(
+        self,
+        input_ids: Any,
+        cache: Any,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        count: int,
+    ) -> Tensor | None:
+        """Append a prompt [batch, new_tokens] module by module, the last layer for its end alone.
+
+        Of the last layer only keys and values are wanted of every token.
+
+        Returns:
+            Logits of the last `count` tokens; None where that is not possible, or saves nothing.
+        """
+        plan = self._runnable_plan(input_ids)
+        if isinstance(plan, str) or not hasattr(cache, "step_start"):
+            return None
+        batch, new_tokens = input_ids.shape
+        start = int(cache.get_seq_length())
+        if count >= new_tokens or _kv_start(attention_mask, batch, start + new_tokens) is not None:
+            return None
+        if position_ids is None:
+            position_ids = torch.arange(start, start + new_tokens)[None]
+        return self.prompt_logits(input_ids, cache, position_ids, count)
+
+    def prompt_logits(
+        self, input_ids: Tensor, cache: Any, position_ids: Tensor, count: int
+    ) -> Tensor:
+        """What `prompt` does, by the family, where nothing is padded."""
+        raise NotImplementedError
+
+    def cache_name(self) -> str:
+        """Of the argument and the field, which changed in transformers 5.24."""
+        fields = self.output_class.__dataclass_fields__
+        return "cache" if "cache" in fields else "past_key_values"
+
+    def _runnable_plan(self, input_ids: Any) -> Plan | str:
+        """The plan, or why this model cannot run by it now."""
+        if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
+            return "no input_ids [batch, new_tokens]"
+        if torch.is_grad_enabled() or self.training:
+            return "gradients are enabled"
+        if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+            return "autocast or torch.compile"
+        config: Any = self.config
+        if config._attn_implementation != self.own_attention or config.output_attentions:
+            return f"the config asks for {config._attn_implementation} attention or its weights"
+        if getattr(config, "output_hidden_states", False):
+            return "the config asks for hidden states"
+        plan = self.step_plan()
+        if plan.obstacle is not None:
+            return plan.obstacle
+        hooks = chain(*(own.values() for own in plan.hooks)) if plan.watch.has_hooks() else ()
+        if not all(map(_is_idle, hooks)):
+            return "a module has hooks"
+        return plan
 
     def step_plan(self) -> Plan:
         """The plan, made anew where the model has changed since."""

@@ -116,6 +116,25 @@ class FusedLlamaAttention(FusedModule, LlamaAttention):
         )
         return self.o_proj(out.view(batch, new_tokens, -1)), None
 
+    def forward_last(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        cache: StaticKVCache,
+        count: int,
+    ) -> Tensor:
+        """The output for the last `count` tokens; keys and values of all enter the cache."""
+        heads = (-1, self.head_dim)
+        out = attention_interface.attend_static_last(
+            self.q_proj(hidden_states[:, -count:]).unflatten(-1, heads),
+            self.k_proj(hidden_states).unflatten(-1, heads),
+            self.v_proj(hidden_states).unflatten(-1, heads),
+            cache.layers[self.layer_idx],
+            *position_embeddings,
+            scale=self.scaling,
+        )
+        return self.o_proj(out.flatten(2))
+
 
 class LlamaForCausalLM(FusedCausalLM, modeling_llama.LlamaForCausalLM):
     """A LlamaForCausalLM whose next tokens are one op.
@@ -130,6 +149,26 @@ class LlamaForCausalLM(FusedCausalLM, modeling_llama.LlamaForCausalLM):
 
     def decoder(self) -> Any:
         return self.model
+
+    def prompt_logits(
+        self, input_ids: Tensor, cache: Any, position_ids: Tensor, count: int
+    ) -> Tensor:
+        decoder: Any = self.model
+        x = decoder.embed_tokens(input_ids)
+        rope = decoder.rotary_emb(x, position_ids=position_ids)
+        *layers, last = decoder.layers
+        for layer in layers:
+            x = layer(
+                x,
+                position_ids=position_ids,
+                use_cache=True,
+                position_embeddings=rope,
+                **{self.cache_name(): cache},
+            )
+        x, rows = x[:, -count:], last.input_layernorm(x)
+        x = x + last.self_attn.forward_last(rows, rope, cache, count)
+        x = x + last.mlp(last.post_attention_layernorm(x))
+        return self.lm_head(decoder.norm(x))
 
     def decoder_parts(self) -> Parts | str:
         decoder: Any = self.model
