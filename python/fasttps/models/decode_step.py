@@ -105,7 +105,8 @@ class FusedCausalLM(FusedModule):
 
     With a StaticKVCache that holds the prompt, up to eight new tokens a sequence, left padding or
     none, and nothing asked for but logits. Every other call goes module by module, as it would
-    without this class; `why_not` of the last such call says why.
+    without this class; `why_not` of the last such call says why. A prompt of which the last logits
+    are wanted (`logits_to_keep`) saves most of its last layer on the way.
     """
 
     part = "decode_step"
