@@ -222,17 +222,20 @@ def attend_static(
 ) -> Tensor:
     """RoPE, the write into `layer` and attention to all that it then holds, in one op.
 
-    query: [batch, new_tokens, num_heads, head_dim]; key, value: the same of num_kv_heads.
+    query: [batch, new_tokens, num_heads, head_dim]; key, value: the same of num_kv_heads. They may
+    have more tokens, of which the last have a query; cos and sin have as many as they.
     """
     new_tokens = query.size(1)
+    first = key.size(1) - new_tokens
     seq_lens = layer.reserve(key, value)
+    filled = layer.filled + key.size(1)
     query_start = None  # after what the cache holds
     if new_tokens > 1:
         attn_mask = bool_mask(attn_mask, new_tokens)
         if attn_mask is not None:
-            is_causal = is_within_diagonal(attn_mask, layer.filled)
+            is_causal = is_within_diagonal(attn_mask, filled - new_tokens)
         if not is_causal:
-            query_start = layer.filled + new_tokens
+            query_start = filled
     elif attn_mask is not None:
         attn_mask = bool_mask(attn_mask, new_tokens)
     dtype = query.dtype
@@ -240,50 +243,28 @@ def attend_static(
         query, key, value = query.to(layer.dtype), key.to(layer.dtype), value.to(layer.dtype)
     if cos.dtype not in (torch.float32, query.dtype):
         cos, sin = cos.float(), sin.float()
+    buffers = (layer.keys, layer.values)
+    scales = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
+    if first > 0:
+        # For the write alone: the keys are their own queries, each of which sees itself.
+        k, v, *rope = (x[:, :first] for x in (key, value, cos, sin))
+        attend(k, k, v, *buffers, seq_lens, *rope, window=1, **scales)
+        key, value, cos, sin = (x[:, first:] for x in (key, value, cos, sin))
+        seq_lens = seq_lens + first
     out = attend(
         query,
         key,
         value,
-        layer.keys,
-        layer.values,
+        *buffers,
         seq_lens,
         cos,
         sin,
         scale=scale,
         attn_mask=attn_mask,
         query_start=query_start,
-        k_scale=layer.k_scale,
-        v_scale=layer.v_scale,
+        **scales,
     )
-    layer.filled += new_tokens
-    return out if out.dtype == dtype else out.to(dtype)
-
-
-def attend_static_last(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layer: StaticKVLayer,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    scale: float,
-) -> Tensor:
-    """As `attend_static`, causal, where only the last of the new tokens have a query."""
-    seq_lens, dtype = layer.reserve(key, value), query.dtype
-    if layer.k_scale is None and layer.dtype != dtype:
-        query, key, value = query.to(layer.dtype), key.to(layer.dtype), value.to(layer.dtype)
-    if cos.dtype not in (torch.float32, query.dtype):
-        cos, sin = cos.float(), sin.float()
-    first = key.size(1) - query.size(1)
-    buffers = (layer.keys, layer.values)
-    scales = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
-    # The keys as their own queries, each of which sees itself alone: for the write.
-    rows = (key[:, :first], value[:, :first], *buffers, seq_lens, cos[:, :first], sin[:, :first])
-    attend(key[:, :first], *rows, window=1, **scales)
-    rows = (key[:, first:], value[:, first:], *buffers, seq_lens + first)
-    out = attend(query, *rows, cos[:, first:], sin[:, first:], scale=scale, **scales)
-    layer.filled += key.size(1)
+    layer.filled = filled
     return out if out.dtype == dtype else out.to(dtype)
 
 

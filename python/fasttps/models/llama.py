@@ -125,13 +125,15 @@ class FusedLlamaAttention(FusedModule, LlamaAttention):
     ) -> Tensor:
         """The output for the last `count` tokens; keys and values of all enter the cache."""
         heads = (-1, self.head_dim)
-        out = attention_interface.attend_static_last(
+        out = attention_interface.attend_static(
             self.q_proj(hidden_states[:, -count:]).unflatten(-1, heads),
             self.k_proj(hidden_states).unflatten(-1, heads),
             self.v_proj(hidden_states).unflatten(-1, heads),
             cache.layers[self.layer_idx],
             *position_embeddings,
+            attn_mask=None,
             scale=self.scaling,
+            is_causal=True,
         )
         return self.o_proj(out.flatten(2))
 
