@@ -244,7 +244,7 @@ def attend_static(
     if cos.dtype not in (torch.float32, query.dtype):
         cos, sin = cos.float(), sin.float()
     buffers = (layer.keys, layer.values)
-    scales = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
+    scales: dict[str, Any] = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
     if first > 0:
         # For the write alone: the keys are their own queries, each of which sees itself.
         k, v, *rope = (x[:, :first] for x in (key, value, cos, sin))

@@ -160,14 +160,17 @@ class FusedCausalLM(FusedModule):
         elif any(value is not None and value is not False for value in named.values()):
             reason = f"{', '.join(named)} was given"
         else:
-            logits = self.decode(ids, cache, attention_mask=mask, position_ids=positions)
-            reason = logits if isinstance(logits, str) else None
-            if isinstance(logits, str) and keep > 0:
-                logits = self.prompt(ids, cache, mask, positions, keep)
-            if isinstance(logits, Tensor):
+            logits: Tensor | str | None = self.decode(
+                ids, cache, attention_mask=mask, position_ids=positions
+            )
+            if isinstance(logits, str):
+                reason = logits
+                logits = self.prompt(ids, cache, mask, positions, keep) if keep > 0 else None
+            if logits is not None:
                 self.__dict__["why_not"] = reason
                 logits = logits[:, -keep:] if keep else logits
-                return self.output_class(logits=logits.to(self.dtype), **{self.cache_name(): cache})
+                fields = {"logits": logits.to(self.dtype), self.cache_name(): cache}
+                return self.output_class(**fields)
         self.__dict__["why_not"] = reason
         return None
 

@@ -156,6 +156,7 @@ class LlamaForCausalLM(FusedCausalLM, modeling_llama.LlamaForCausalLM):
         self, input_ids: Tensor, cache: Any, position_ids: Tensor, count: int
     ) -> Tensor:
         decoder: Any = self.model
+        head: Any = self.lm_head
         x = decoder.embed_tokens(input_ids)
         rope = decoder.rotary_emb(x, position_ids=position_ids)
         *layers, last = decoder.layers
@@ -170,7 +171,7 @@ class LlamaForCausalLM(FusedCausalLM, modeling_llama.LlamaForCausalLM):
         x, rows = x[:, -count:], last.input_layernorm(x)
         x = x + last.self_attn.forward_last(rows, rope, cache, count)
         x = x + last.mlp(last.post_attention_layernorm(x))
-        return self.lm_head(decoder.norm(x))
+        return head(decoder.norm(x))
 
     def decoder_parts(self) -> Parts | str:
         decoder: Any = self.model
