@@ -53,10 +53,11 @@ std::optional<Bf16Product> read_tuned(const CpuModel& cpu, const std::string& pa
     words >> of.family >> of.model >> name;
     const std::optional<Bf16Product> product = product_named(name);
     if (!words || !product || words >> rest) {
-      throw std::invalid_argument(
-          path + ", line " + std::to_string(number) +
-          ": wanted a CPU's vendor, family and model and dpbf16 or fma, got '" + line +
-          "'; `fasttps tune --force` writes it anew");
+      std::ostringstream message;
+      message << path << ", line " << number
+              << ": wanted a CPU's vendor, family and model and dpbf16 or fma, got '" << line
+              << "'; `fasttps tune --force` writes it anew";
+      throw std::invalid_argument(message.str());
     }
     if (of.vendor == cpu.vendor && of.family == cpu.family && of.model == cpu.model) {
       found = product;

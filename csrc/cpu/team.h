@@ -26,14 +26,15 @@ struct TeamMember {
 
 class Team {
  public:
-  Team(int64_t size, bool may_spin) : size_(size), may_spin_(may_spin) {}
+  Team(int64_t size, bool may_spin) : may_spin_(may_spin), size_(size) {}
   void wait();
 
  private:
-  const int64_t size_;
-  const bool may_spin_;
-  alignas(64) std::atomic<int64_t> arrived_{0};
+  // What is written while others wait has a cache line of its own.
   alignas(64) std::atomic<uint32_t> phase_{0};
+  const bool may_spin_;
+  const int64_t size_;
+  alignas(64) std::atomic<int64_t> arrived_{0};
 };
 
 // Calls run(member) once on each of at most `threads` threads of torch's pool; one where the caller

@@ -1,7 +1,7 @@
 #include "usable_cpus.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -41,10 +41,10 @@ int64_t cgroup_cpus(int64_t none) {
 }  // namespace
 
 int64_t parse_cpu_max(const char* text, int64_t none) {
-  long long quota = 0, period = 0;
-  if (std::sscanf(text, "%lld %lld", &quota, &period) != 2 || quota <= 0 || period <= 0) {
-    return none;
-  }
+  char* end = nullptr;
+  const long long quota = std::strtoll(text, &end, 10);  // 0 of "max"
+  const long long period = std::strtoll(end, nullptr, 10);
+  if (quota <= 0 || period <= 0) return none;
   return std::max<int64_t>(1, quota / period);
 }
 

@@ -198,7 +198,7 @@ int main_of(int count, char** words) {
       if (count == 2) {
         std::printf("%s\t%lld\n", item.name.c_str(), static_cast<long long>(item.work));
       } else if (count == 4 && item.name == words[2]) {
-        for (int i = std::atoi(words[3]); i > 0; --i) item.run();
+        for (long i = std::strtol(words[3], nullptr, 10); i > 0; --i) item.run();
         return 0;
       }
     }

@@ -13,7 +13,8 @@ template <int kCount, class Body>
 
 // The first float from p on at a multiple of 64 bytes; the scratch has room for it.
 inline float* aligned(float* p) {
-  return p + (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64 / sizeof(float);
+  constexpr uintptr_t kFloatBytes = sizeof(float);
+  return p + (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64 / kFloatBytes;
 }
 
 // Bit j: mask[j] is not 0, j < count <= 64. Reads nothing beyond.

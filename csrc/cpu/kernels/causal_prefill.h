@@ -92,12 +92,12 @@ template <class Vec, class Product, int kVecs>
     outer_product<Vec, Product, kRows, kVecs>(a, b, stride, depth, rescale, c);
     a.data += kRows * a.i_bytes;
     c += kRows * stride;
-    i += kRows;
   };
-  while (i + kTile <= count) tile.template operator()<kTile>();
-  if (i + 4 <= count) tile.template operator()<4>();
-  if (i + 2 <= count) tile.template operator()<2>();
-  if (i < count) tile.template operator()<1>();
+  for (; i + kTile <= count; i += kTile) tile.template operator()<kTile>();
+  const int64_t left = count - i;
+  if ((left & 4) != 0) tile.template operator()<4>();
+  if ((left & 2) != 0) tile.template operator()<2>();
+  if ((left & 1) != 0) tile.template operator()<1>();
 }
 
 // The product above for i < count and all columns.

@@ -288,6 +288,7 @@ void run_decoder_step(const DecoderStep& step, const KernelTable& kernels, int64
                 {}};
   if (step.argmax != nullptr) shared.best.resize(static_cast<size_t>(threads * step.tokens()));
   std::vector<Workspace> spaces;
+  spaces.reserve(static_cast<size_t>(threads));
   for (int64_t t = 0; t < threads; ++t) spaces.push_back(make_workspace(step));
   run_team(threads, [&](const TeamMember& member) {
     Worker(step, kernels, shared, spaces[static_cast<size_t>(member.index)], member).run();
