@@ -56,7 +56,7 @@ def records(tmp_path_factory):
     file = folder / "peers.jsonl"
     environment = process_environment()
     paths = [str(folder), environment.get("PYTHONPATH", "")]
-    command = [sys.executable, BENCHMARKS / "bench_peers.py", "--models", "tiny", "--bits", "bf16"]
+    command = [sys.executable, BENCHMARKS / "bench_peers.py", "--quick", "--bits", "bf16"]
     peers = ["--peers", "fake=fake_peer:Fake", "llama.cpp", "--no-install"]
     size = ["--prefill", "16", "--contexts", "8", "24", "--decode-tokens", "4", "--rounds", "2"]
     done = subprocess.run(
