@@ -17,8 +17,9 @@ import torch
 
 from fasttps.cli.errors import CliError, ExitCode, one_line
 from fasttps.cli.progress import Report, Reporter
-from fasttps.gguf.config import ARCHITECTURE, UnsupportedGguf
+from fasttps.gguf.architectures import ARCHITECTURES
 from fasttps.gguf.header import BrokenGguf, Header, is_gguf, read_header
+from fasttps.gguf.keys import UnsupportedGguf
 from fasttps.gguf.load import How, load_with
 from fasttps.packed_model.manifest import is_packed_model
 
@@ -44,7 +45,7 @@ def load(
     """Load the model at `path`, a HuggingFace folder, a saved one or a GGUF file, in `dtype`.
 
     Args:
-        pack: load a GGUF file of a Llama patched, its quantised weights as they are.
+        pack: load a GGUF file patched, its quantised weights as they are.
         kv, int8_activation: of `fasttps.load_gguf`.
 
     Raises:
@@ -60,9 +61,9 @@ def load(
 
     transformers.utils.logging.set_verbosity_error()
     if header is not None:
-        if header.architecture == ARCHITECTURE:
+        if header.architecture in ARCHITECTURES:
             how = How(dtype, pack, kv if pack else None, int8_activation)
-            return load_llama_gguf(path, header, how, reporter)
+            return load_own_gguf(path, header, how, reporter)
         importlib.import_module("accelerate")  # transformers' own reader needs it
     if is_packed_model(path):
         return load_packed(path, dtype, reporter)
@@ -99,7 +100,7 @@ def load_packed(path: Path, dtype: torch.dtype, reporter: Reporter) -> Loaded:
     return Loaded(model, read(path, lambda: transformers.AutoTokenizer.from_pretrained(path)))
 
 
-def load_llama_gguf(path: Path, header: Header, how: How, reporter: Reporter) -> Loaded:
+def load_own_gguf(path: Path, header: Header, how: How, reporter: Reporter) -> Loaded:
     """Load a GGUF file by our own reader, in a tenth of the time that transformers takes."""
     with reporter.step("reading the weights") as report:
         try:

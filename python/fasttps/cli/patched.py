@@ -51,7 +51,7 @@ def patch_model(loaded: Loaded, reporter: Reporter) -> fasttps.Patch:
 def check_supported(path: Path) -> None:
     """Tell a model that cannot be patched by its config, before its weights are read.
 
-    A GGUF file is not looked at: one that is not a Llama is told when it is loaded.
+    A GGUF file is not looked at: what it cannot be is told when it is loaded.
 
     Raises:
         CliError: UNSUPPORTED_MODEL, or BROKEN_MODEL where the config makes no model.

@@ -1,147 +1,124 @@
-"""The config of transformers for the metadata of a GGUF file of the Llama architecture.
-
-llama.cpp's keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-"""
+"""The config of transformers for the metadata of a GGUF file."""
 
 from __future__ import annotations
 
-import math
-from array import array
 from typing import Any
 
+from fasttps.gguf.architectures import Draft, architecture_of, layer_count
 from fasttps.gguf.header import BrokenGguf, Header
+from fasttps.gguf.keys import Keys, UnsupportedGguf
+from fasttps.gguf.rope import rope_parameters
 
-ARCHITECTURE = "llama"
+TOKENS = "tokenizer.ggml."
+# Parts of a head that another class than Llama's leaves without RoPE.
+PARTIAL_ROPE = ("phi3", "chatglm", "glm4")
+# Whether projections have biases is in the config of these alone.
+BIASES = {
+    "llama": ("attention_bias", "mlp_bias"),
+    "qwen3": ("attention_bias",),
+    "chatglm": ("attention_bias",),
+    "glm4": ("attention_bias",),
+    "granite": ("attention_bias", "mlp_bias"),
+    "olmo2": ("attention_bias",),
+    "smollm3": ("attention_bias", "mlp_bias"),
+    "starcoder2": ("attention_bias",),
+}
 
 
-class UnsupportedGguf(ValueError):
-    """A whole file of a model that is not read here."""
+def model_config(header: Header, factors: dict[str, list[float]]) -> tuple[str, Any]:
+    """The name of a file's class in transformers, and its config.
 
-
-def llama_config(header: Header, rope_factors: list[float] | None = None) -> Any:
-    """The LlamaConfig of a file.
-
-    rope_factors: the values of the tensor `rope_freqs.weight`, if there is one: each frequency
-        of RoPE is divided by its factor. Llama 3.1 and later have it.
+    factors: the values of the tensors of `rope.FACTORS` that the file has.
 
     Raises:
-        UnsupportedGguf: another architecture, or a kind of Llama that is not transformers' Llama.
+        UnsupportedGguf: another architecture, or a kind of it that transformers has no class for.
         BrokenGguf: a key is missing or makes no sense.
     """
-    from transformers import LlamaConfig
+    import transformers
 
-    if header.architecture != ARCHITECTURE:
-        raise UnsupportedGguf(f"is of the architecture {header.architecture!r}, not a Llama")
-    read = _Keys(header.metadata)
-    for key in ("expert_count", "attention.sliding_window"):
-        if read.get(key, 0):
-            raise UnsupportedGguf(f"has {ARCHITECTURE}.{key} = {read.get(key, 0)}")
-    heads, hidden = read.count("attention.head_count"), read.count("embedding_length")
-    kv_heads = read.count("attention.head_count_kv", heads)
-    head_dim = read.count("attention.key_length", hidden // heads)
-    if heads % kv_heads or hidden % heads or head_dim % 2:
-        raise BrokenGguf(
-            f"has {heads} heads of {head_dim} and {kv_heads} kv heads in a width of {hidden}"
-        )
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if (other := read.count(key, head_dim)) != head_dim:
-            raise UnsupportedGguf(f"has {ARCHITECTURE}.{key} = {other} and heads of {head_dim}")
-    tensors = header.tensors
-    if "token_embd.weight" not in tensors or len(tensors["token_embd.weight"].shape) != 2:
-        raise BrokenGguf("has no matrix token_embd.weight")
-    theta = float(read.get("rope.freq_base", 10000.0))
-    rope = _rope_scaling(read)
-    if rope_factors is not None:
-        rope = _llama3_scaling(rope_factors, head_dim, theta)
-    tokens = _Keys(header.metadata, "tokenizer.ggml.")
-    return LlamaConfig(
-        vocab_size=tensors["token_embd.weight"].shape[0],
-        hidden_size=hidden,
-        intermediate_size=read.count("feed_forward_length"),
-        num_hidden_layers=read.count("block_count"),
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=read.count("context_length"),
-        rms_norm_eps=float(read.get("attention.layer_norm_rms_epsilon")),
-        rope_parameters={"rope_theta": theta, **rope},
-        attention_bias="blk.0.attn_q.bias" in tensors,
-        mlp_bias="blk.0.ffn_gate.bias" in tensors,
-        tie_word_embeddings="output.weight" not in tensors,
-        bos_token_id=tokens.get("bos_token_id", None),
-        eos_token_id=tokens.get("eos_token_id", None),
-        pad_token_id=tokens.get("padding_token_id", None),
-    )
+    architecture = architecture_of(header.architecture)
+    read = Keys(header.metadata, f"{header.architecture}.")
+    draft = Draft(architecture.model, _common(header, read, factors))
+    architecture.complete(draft, read)
+    made: Any = getattr(transformers, draft.model, None)
+    if made is None:
+        raise UnsupportedGguf(f"is a {draft.model}, which this version of transformers has not")
+    try:
+        config = made.config_class(**draft.values)
+    except Exception as error:  # each config checks its own fields, and raises its own errors
+        raise BrokenGguf(f"has metadata that make no {draft.model}: {error}") from error
+    config.eos_token_id = draft.values["eos_token_id"]  # some put their own for none
+    return draft.model, config
 
 
 def end_tokens(header: Header) -> list[int]:
     """Ids that end an answer: of the text, of a turn, of a message."""
-    tokens = _Keys(header.metadata, "tokenizer.ggml.")
+    tokens = Keys(header.metadata, TOKENS)
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ids = (tokens.get(key, None) for key in keys)
-    return list(dict.fromkeys(int(token) for token in ids if token is not None))
+    ids = (tokens.token(key, _vocab_size(header)) for key in keys)
+    return list(dict.fromkeys(token for token in ids if token is not None))
 
 
-class _Keys:
-    """Metadata under a prefix."""
-
-    def __init__(self, metadata: dict[str, Any], prefix: str = f"{ARCHITECTURE}.") -> None:
-        self._metadata = metadata
-        self._prefix = prefix
-
-    def get(self, key: str, *default: Any) -> Any:
-        """A number or a string; of an array of equal ones (one a layer), that one."""
-        value = self._metadata.get(self._prefix + key)
-        if value is None:
-            if not default:
-                raise BrokenGguf(f"lacks {self._prefix}{key}")
-            return default[0]
-        if isinstance(value, (array, list)):
-            if len(set(value)) != 1:
-                raise UnsupportedGguf(f"has {self._prefix}{key} that differs between layers")
-            value = value[0]
-        return value
-
-    def count(self, key: str, *default: int) -> int:
-        value = self.get(key, *default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-            raise BrokenGguf(f"has {self._prefix}{key} = {value!r}")
-        return value
+def _vocab_size(header: Header) -> int:
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise BrokenGguf("has no matrix token_embd.weight")
+    return embedding.shape[0]
 
 
-def _rope_scaling(read: _Keys) -> dict[str, Any]:
-    kind = read.get("rope.scaling.type", "none")
-    if kind == "none":
-        return {"rope_type": "default"}
-    if kind not in ("linear", "yarn"):
-        raise UnsupportedGguf(f"has RoPE scaling of the type {kind!r}")
-    made = {"rope_type": kind, "factor": float(read.get("rope.scaling.factor"))}
-    if kind == "yarn":
-        made["original_max_position_embeddings"] = read.count(
-            "rope.scaling.original_context_length"
+def _common(header: Header, read: Keys, factors: dict[str, list[float]]) -> dict[str, Any]:
+    """What the configs of all architectures have."""
+    tensors, name = header.tensors, header.architecture
+    read.refuse("expert_count")
+    layers = read.count("block_count")
+    # Before a module is made for each: a file of some bytes may state two billion layers.
+    if (there := layer_count(tensors)) != layers:
+        raise BrokenGguf(f"has {there} of the {layers} layers that it states")
+    heads, hidden = read.count("attention.head_count"), read.count("embedding_length")
+    # Of LFM2's layers only some attend, and the others have no heads.
+    kv_heads = (
+        max(read.per_layer("attention.head_count_kv", layers)) or heads
+        if name == "lfm2"
+        else read.count("attention.head_count_kv", heads)
+    )
+    head_dim = read.count("attention.key_length", hidden // heads or 1)
+    if heads % kv_heads or hidden % heads or head_dim % 2:
+        raise BrokenGguf(
+            f"has {heads} heads of {head_dim} and {kv_heads} kv heads in a width of {hidden}"
         )
-    return made
-
-
-def _llama3_scaling(factors: list[float], head_dim: int, theta: float) -> dict[str, Any]:
-    """Llama 3's own scaling, whose parameters the file does not state: they are recognised.
-
-    With wavelength w = 2 pi theta^(2i/D) and original context C = 8192: 1 for w < C/4, `factor`
-    for w > C/1, and between them 1 / ((1 - s) / factor + s) with s = (C/w - 1) / (4 - 1).
-    """
-    factor, low, high, context = max(factors), 1.0, 4.0, 8192
-    for at, given in enumerate(factors):
-        turns = context / (2 * math.pi * theta ** (2 * at / head_dim))
-        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
-        expected = 1 / ((1 - smooth) / factor + smooth)
-        if abs(given - expected) > 1e-4 * expected:
-            raise UnsupportedGguf("has factors of RoPE's frequencies that are not Llama 3's")
-    if len(factors) != head_dim // 2:
-        raise BrokenGguf(f"has {len(factors)} factors of RoPE's frequencies for {head_dim // 2}")
+    rotary_dim = read.count("rope.dimension_count", head_dim)
+    value_dim = read.count("attention.value_length", head_dim)
+    if value_dim != head_dim:
+        raise UnsupportedGguf(f"has heads of {head_dim} for keys and of {value_dim} for values")
+    if rotary_dim != head_dim and name not in PARTIAL_ROPE:
+        raise UnsupportedGguf(f"has {name}.rope.dimension_count = {rotary_dim}, heads {head_dim}")
+    if rotary_dim > head_dim or rotary_dim % 2:
+        raise BrokenGguf(f"rotates {rotary_dim} elements of heads of {head_dim}")
+    context = read.count("context_length")
+    rope = rope_parameters(read, factors, rotary_dim, context)
+    if name in PARTIAL_ROPE:
+        rope["partial_rotary_factor"] = rotary_dim / head_dim
+    vocab_size = _vocab_size(header)
+    tokens = Keys(header.metadata, TOKENS)
+    eps = "layer_norm_epsilon" if name == "starcoder2" else "layer_norm_rms_epsilon"
+    biases = {
+        "attention_bias": "blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+    }
     return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": low,
-        "high_freq_factor": high,
-        "original_max_position_embeddings": context,
+        "vocab_size": vocab_size,
+        "hidden_size": hidden,
+        "intermediate_size": read.count("feed_forward_length"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": context,
+        "rms_norm_eps": read.positive(f"attention.{eps}"),
+        "rope_parameters": rope,
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "bos_token_id": tokens.token("bos_token_id", vocab_size),
+        "eos_token_id": tokens.token("eos_token_id", vocab_size),
+        "pad_token_id": tokens.token("padding_token_id", vocab_size),
+        **{key: biases[key] for key in BIASES.get(name, ())},
     }

@@ -1,4 +1,4 @@
-"""`fasttps.load_gguf`: a GGUF file of the Llama architecture as a model of transformers."""
+"""`fasttps.load_gguf`: a GGUF file as a model of transformers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fasttps.gguf.config import end_tokens, llama_config
-from fasttps.gguf.header import BrokenGguf, Header, read_header
-from fasttps.gguf.tensors import ROPE_FACTORS, Tensors, dequantize, read_bytes
+from fasttps.gguf.architectures import architecture_of
+from fasttps.gguf.config import end_tokens, model_config
+from fasttps.gguf.header import Header, read_header
+from fasttps.gguf.keys import UnsupportedGguf
+from fasttps.gguf.tensors import Tensors, rope_factors
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class LoadedGguf(NamedTuple):
-    """A LlamaForCausalLM in eval mode, its PreTrainedTokenizerFast, and the patch in force.
+    """A model of transformers in eval mode, its PreTrainedTokenizerFast, and the patch in force.
 
     `patch.undo()` gives the model the file's weights dequantised, read from the file once more;
     None where the model was loaded so.
@@ -43,10 +45,12 @@ def load_gguf(
     int8_activation: bool = True,
     progress: Progress | None = None,
 ) -> LoadedGguf:
-    """Load a GGUF file of the Llama architecture, patched, its quantised weights as they are.
+    """Load a GGUF file, patched, its quantised weights as they are.
 
-    Blocks of Q4_0, Q4_1, Q8_0, Q4_K and Q6_K are repacked bit for bit; matrices of other types
-    are dequantised and packed in `dtype`. Nothing is fetched, and nothing in the file is trusted.
+    Architectures: see `fasttps.gguf.architectures.ARCHITECTURES`. Blocks of Q4_0, Q4_1, Q8_0, Q4_K
+    and Q6_K are repacked bit for bit; matrices of other types are dequantised and packed in
+    `dtype`, and so is what no patch covers, unpacked. Nothing is fetched, and nothing in the file
+    is trusted.
 
     Args:
         dtype: float32, bfloat16 or float16: of activations, norms and whatever is not quantised.
@@ -100,51 +104,48 @@ def load_with(path: Path, header: Header, how: How, progress: Progress | None) -
             progress=progress,
         )
     else:
-        _fill(model, tensors, how.dtype, progress)
+        fill(model, tensors, how.dtype, progress)
     model.config.dtype = how.dtype
     return LoadedGguf(model, words, patch)
 
 
-def open_llama(path: Path, header: Header) -> tuple[Any, Tensors]:
-    """The config of a file's model, and its tensors.
+def open_file(path: Path, header: Header) -> tuple[str, Any, Tensors]:
+    """The name of a file's class in transformers, its config, and its tensors.
 
     Raises:
         BrokenGguf, UnsupportedGguf: as `load_gguf`.
     """
-    factors = None
-    if (info := header.tensors.get(ROPE_FACTORS)) is not None:
-        factors = dequantize(read_bytes(path, info), info).tolist()
-    config = llama_config(header, factors)
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    return config, Tensors(path, header, heads, kv_heads)
+    model, config = model_config(header, rope_factors(path, header))
+    return model, config, Tensors(path, header, architecture_of(header.architecture), config)
 
 
 def _empty_model(path: Path, header: Header) -> tuple[Any, Tensors]:
-    """The model on the meta device, and the tensors, which fit it."""
-    from transformers import LlamaForCausalLM
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+    """The model on the meta device but for its buffers, and the tensors, which fit it."""
+    import transformers
 
-    config, tensors = open_llama(path, header)
-    # Before a module is made for each: a file of some bytes may state two billion layers.
-    layers = sum(name.endswith(".attn_norm.weight") for name in header.tensors)
-    if layers != config.num_hidden_layers:
-        raise BrokenGguf(f"has {layers} of the {config.num_hidden_layers} layers that it states")
+    name, config, tensors = open_file(path, header)
     with torch.device("meta"):
-        model: Any = LlamaForCausalLM(config)
+        model: Any = getattr(transformers, name)(config)
     tensors.check_fits({name: tuple(weight.shape) for name, weight in model.named_parameters()})
-    model.model.rotary_emb = LlamaRotaryEmbedding(config=config)
+    decoder = model.model
+    decoder.rotary_emb = type(decoder.rotary_emb)(config=config)
+    if hasattr(decoder.embed_tokens, "embed_scale"):
+        decoder.embed_tokens.embed_scale = torch.tensor(decoder.embed_tokens.scalar_embed_scale)
+    for key, buffer in model.named_buffers():
+        if buffer.is_meta:
+            raise UnsupportedGguf(f"is a {name} whose {key} this version of FastTPS cannot make")
     if len(ends := end_tokens(header)) > 1:
         model.generation_config.eos_token_id = ends
     return model, tensors
 
 
-def _fill(model: Any, tensors: Tensors, dtype: torch.dtype, progress: Progress | None) -> None:
+def fill(model: Any, tensors: Tensors, dtype: torch.dtype, progress: Progress | None) -> None:
     """Give the parameters their values, dequantised."""
-    for done, parameter in enumerate(tensors.infos, start=1):
+    for done, parameter in enumerate(tensors.places, start=1):
         module_name, _, kind = parameter.rpartition(".")
         values = nn.Parameter(tensors.values(parameter).to(dtype))
         setattr(model.get_submodule(module_name), kind, values)
         if progress is not None:
-            progress(done, len(tensors.infos), parameter)
+            progress(done, len(tensors.places), parameter)
     if model.config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight

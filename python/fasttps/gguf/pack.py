@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from fasttps import ops
 from fasttps.gguf.tensors import Tensors
-from fasttps.models.fused_module import PatchError
 from fasttps.models.obstacles import return_freed_memory
 from fasttps.models.packed_module import Packed, PackedModule, Slot
 from fasttps.models.patch import Patch, Progress, fuse_all
@@ -26,6 +25,7 @@ from fasttps.models.patch_options import check_request
 from fasttps.models.patch_plan import Step, plan
 from fasttps.models.weight_source import WeightSource
 
+EMBEDDING = "model.embed_tokens.weight"
 # Type in the file to format and columns in a group.
 FORMATS = {
     "Q4_0": (ops.PackedFormat.INT4, 32),
@@ -44,11 +44,10 @@ def pack_model(
     kv: str | None,
     int8_activation: bool,
     progress: Progress | None,
-) -> Patch:
-    """Give a LlamaForCausalLM, which is on the meta device, its weights, and patch it.
+) -> Patch | None:
+    """Give a model, which is on the meta device, its weights, and patch it.
 
-    Raises:
-        PatchError: a part of it cannot be patched.
+    What is not fused has its weights dequantised. None: nothing could be.
     """
     _take_places(model, dtype)
     request = check_request(
@@ -63,14 +62,14 @@ def pack_model(
         keep_original=False,
     )
     steps = plan(model, request)
-    for step in steps:
-        if step.reason is not None and getattr(step.fused, "part", "") != "decode_step":
-            raise PatchError(f"load_gguf: {step.name} {step.reason}")
-    packed = {_key(step.name, name) for step in steps for name in step.fused.weight_names()}
-    if model.config.tie_word_embeddings:
-        packed.add("model.embed_tokens.weight")
-    for parameter in tensors.infos.keys() - packed:
+    fused = [step for step in steps if step.reason is None]
+    packed = {_key(step.name, name) for step in fused for name in step.fused.weight_names()}
+    if model.config.tie_word_embeddings and "lm_head.weight" in packed:
+        packed.add(EMBEDDING)
+    for parameter in tensors.places.keys() - packed:
         model.get_parameter(parameter).data = tensors.values(parameter).to(dtype)
+    if not fused:
+        return None
 
     def fill(step: Step) -> None:
         module = step.module
@@ -104,16 +103,16 @@ def _adopt(
 ) -> bool:
     """Whether the blocks of a slot's weights could be repacked; else it has dequantised ones."""
     keys = [_key(module_name, name) for name in slot.names]
-    keys = [key if key in tensors.infos else "model.embed_tokens.weight" for key in keys]
-    infos = [tensors.infos[key] for key in keys]
-    kinds = {info.type_name for info in infos}
+    keys = [key if key in tensors.places else EMBEDDING for key in keys]
+    places = [tensors.places[key] for key in keys]
+    kinds = {place.type_name for place in places}
     if len(kinds) > 1 or not kinds <= FORMATS.keys():
         for name, key in zip(slot.names, keys):
             weight: Any = module.get_submodule(name).weight if name else module.weight
             weight.data = tensors.values(key).to(weight.dtype)
         return False
     kind, group_size = FORMATS[kinds.pop()]
-    rows, cols = infos[0].shape
+    rows, cols = places[0].shape
     packed = [ops.pack_gguf(tensors.blocks(key), format=kind, rows=rows, cols=cols) for key in keys]
     module.adopt(
         slot.buffer,

@@ -20,8 +20,8 @@ from tokenizers import (
     processors,
 )
 
-from fasttps.gguf.config import UnsupportedGguf
 from fasttps.gguf.header import BrokenGguf, Header
+from fasttps.gguf.keys import UnsupportedGguf
 
 CONTROL, USER_DEFINED = 3, 4  # ggml's types of tokens that are matched whole
 SPACE = "\u2581"
@@ -40,22 +40,33 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# `tokenizer.ggml.pre` to the pattern by which text is cut before the merges.
+_GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    rf"{_CONTRACTIONS}?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    rf"{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# What `tokenizer.ggml.pre` stands for, after llama.cpp's src/llama-vocab.cpp: the pattern by which
+# text is cut before the merges.
 _SPLITS = {
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama-bpe": _LLAMA3,
-    "falcon3": _LLAMA3,
-    "pixtral": _LLAMA3,
-    "smaug-bpe": _LLAMA3,
-    "dbrx": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "megrez": _QWEN2,
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+        _LLAMA3,
+    ),
+    **dict.fromkeys(("smaug-bpe", "dbrx", "chatglm-bpe", "glm4"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo", "stablelm2"), _QWEN2),
+    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
     "tekken": _TEKKEN,
 }
+_WORDS_FIRST = {  # words that are tokens are taken whole, before the merges
+    *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+    *("glm4", "tekken"),
+}
+_BEGIN_FIRST = _WORDS_FIRST - {"glm4"}  # a text begins with its token unless the file says not
 _GPT2 = {None, "default", "gpt-2", "olmo", "phi-2"}  # the pattern of GPT-2
-_GPT2_DIGITS = {"smollm", "starcoder", "refact", "command-r", "exaone"}  # each digit alone first
+# Each digit alone first.
+_GPT2_DIGITS = {"smollm", "starcoder", "refact", "command-r", "exaone", "codeshell", "mellum2"}
 
 
 def tokenizer(header: Header) -> Any:
@@ -95,7 +106,8 @@ def tokenizer(header: Header) -> Any:
         for name, key in named.items()
         if f"tokenizer.ggml.{key}" in metadata
     }
-    _add_ends(made, metadata, tokens, special, default_bos=kind == "llama")
+    begins = kind == "llama" or metadata.get("tokenizer.ggml.pre") in _BEGIN_FIRST
+    _add_ends(made, metadata, tokens, special, default_bos=begins)
     ready = PreTrainedTokenizerFast(tokenizer_object=made, padding_side="left", **special)
     template = metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
@@ -107,8 +119,10 @@ def _byte_level(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
     merges = [tuple(merge.split(" ")) for merge in _get(metadata, "merges", list)]
     if any(len(merge) != 2 for merge in merges):
         raise BrokenGguf("has tokenizer.ggml.merges that are no pairs")
-    made = Tokenizer(_bpe(_vocabulary(tokens), merges, ignore_merges=_splits_by(metadata, _LLAMA3)))
     pre = metadata.get("tokenizer.ggml.pre")
+    if not isinstance(pre, (str, type(None))):
+        raise BrokenGguf(f"has tokenizer.ggml.pre = {pre!r}")
+    made = Tokenizer(_bpe(_vocabulary(tokens), merges, ignore_merges=pre in _WORDS_FIRST))
     if pre in _SPLITS:
         made.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -125,11 +139,6 @@ def _byte_level(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
         raise UnsupportedGguf(f"has a tokenizer that splits text in the unknown way {pre!r}")
     made.decoder = decoders.ByteLevel()
     return made
-
-
-def _splits_by(metadata: dict[str, Any], pattern: str) -> bool:
-    """Whether words that are tokens are taken whole, as Llama 3's vocabulary wants it."""
-    return _SPLITS.get(metadata.get("tokenizer.ggml.pre", "")) == pattern
 
 
 def _sentencepiece(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:

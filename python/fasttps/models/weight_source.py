@@ -105,17 +105,17 @@ class _Safetensors:
 
 
 class _Gguf:
-    """A GGUF file of the Llama architecture, each tensor dequantised as it is asked for."""
+    """A GGUF file, each tensor dequantised as it is asked for."""
 
     def __init__(self, path: Path) -> None:
         from fasttps.gguf.header import read_header
-        from fasttps.gguf.load import open_llama
+        from fasttps.gguf.load import open_file
 
-        _, self._tensors = open_llama(path, read_header(path))
-        self.keys = frozenset(self._tensors.infos)
+        *_, self._tensors = open_file(path, read_header(path))
+        self.keys = frozenset(self._tensors.places)
 
     def shape(self, key: str) -> tuple[int, ...]:
-        return self._tensors.infos[key].shape
+        return self._tensors.places[key].shape
 
     def tensor(self, key: str) -> Tensor:
         return self._tensors.values(key)
