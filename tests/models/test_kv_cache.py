@@ -152,7 +152,7 @@ def test_overflow_is_an_error_before_anything_is_written(filled, new_tokens):
     cache.crop(-(8 - filled))
     before = [layer.keys.clone() for layer in cache.layers]
     wanted = filled + new_tokens
-    with pytest.raises(ValueError, match=rf"at least {wanted} .*got 8; make a larger one"):
+    with pytest.raises(ValueError, match=rf"at least {wanted} .*got 8; grow\(max_seq_len\)"):
         append(cache, new_tokens)
     assert all(torch.equal(layer.keys, old) for layer, old in zip(cache.layers, before))
     assert cache.get_seq_length() == filled
@@ -341,6 +341,6 @@ def test_max_seq_len_is_a_number_of_tokens(max_seq_len):
 
 def test_layers_that_keep_something_else():
     config = tiny_config()
-    config.layer_types = ["full_attention", "linear_attention", "full_attention"]
-    with pytest.raises(ValueError, match=r"attention layers only, got \['linear_attention'\]"):
+    config.layer_types = ["full_attention", "indexed_attention", "full_attention"]
+    with pytest.raises(ValueError, match=r"config wanted layers of .*got \['indexed_attention'\]"):
         fasttps.StaticKVCache(config, 8)

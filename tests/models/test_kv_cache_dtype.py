@@ -99,7 +99,7 @@ def test_scales_follow_their_rows():
 
     def now():
         layer = cache.layers[1]
-        return layer._filled(layer.keys, layer.k_scale, torch.float32)
+        return layer._rows(layer.keys, layer.k_scale, layer.filled, torch.float32)
 
     cache.reorder_cache(order)
     assert torch.equal(now(), held[order])

@@ -16,16 +16,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fasttps.models.attention_mask import bool_mask, is_within_diagonal
-
-if TYPE_CHECKING:
-    from fasttps.kv_cache import StaticKVLayer
 
 NAME = "fasttps"
 DECODE_TOKENS = 8  # up to here a pass over the cache per token group, above it tiles of queries
@@ -208,66 +205,6 @@ def fasttps_attention_forward(
     return out if value_dim == out.size(3) else out[..., :value_dim], weights
 
 
-def attend_static(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layer: StaticKVLayer,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    attn_mask: Tensor | None,
-    scale: float,
-    is_causal: bool,
-) -> Tensor:
-    """RoPE, the write into `layer` and attention to all that it then holds, in one op.
-
-    query: [batch, new_tokens, num_heads, head_dim]; key, value: the same of num_kv_heads. They may
-    have more tokens, of which the last have a query; cos and sin have as many as they.
-    """
-    new_tokens = query.size(1)
-    first = key.size(1) - new_tokens
-    seq_lens = layer.reserve(key, value)
-    filled = layer.filled + key.size(1)
-    query_start = None  # after what the cache holds
-    if new_tokens > 1:
-        attn_mask = bool_mask(attn_mask, new_tokens)
-        if attn_mask is not None:
-            is_causal = is_within_diagonal(attn_mask, filled - new_tokens)
-        if not is_causal:
-            query_start = filled
-    elif attn_mask is not None:
-        attn_mask = bool_mask(attn_mask, new_tokens)
-    dtype = query.dtype
-    if layer.k_scale is None and layer.dtype != dtype:
-        query, key, value = query.to(layer.dtype), key.to(layer.dtype), value.to(layer.dtype)
-    if cos.dtype not in (torch.float32, query.dtype):
-        cos, sin = cos.float(), sin.float()
-    buffers = (layer.keys, layer.values)
-    scales: dict[str, Any] = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
-    if first > 0:
-        # For the write alone: the keys are their own queries, each of which sees itself.
-        k, v, *rope = (x[:, :first] for x in (key, value, cos, sin))
-        attend(k, k, v, *buffers, seq_lens, *rope, window=1, **scales)
-        key, value, cos, sin = (x[:, first:] for x in (key, value, cos, sin))
-        seq_lens = seq_lens + first
-    out = attend(
-        query,
-        key,
-        value,
-        *buffers,
-        seq_lens,
-        cos,
-        sin,
-        scale=scale,
-        attn_mask=attn_mask,
-        query_start=query_start,
-        **scales,
-    )
-    layer.filled = filled
-    return out if out.dtype == dtype else out.to(dtype)
-
-
 def attend(
     query: Tensor,
     key: Tensor | None,
@@ -276,7 +213,7 @@ def attend(
     v_cache: Tensor,
     seq_lens: Tensor,
     *rope: Tensor,
-    query_start: int | None = None,
+    query_start: int | Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     """The op for this many new tokens: both compute the same, each is made for its own count.
@@ -286,7 +223,9 @@ def attend(
     """
     options = {name: option for name, option in options.items() if option is not None}
     if query_start is not None:
-        options["query_start"] = torch.full((), query_start)
+        if not isinstance(query_start, Tensor):
+            query_start = torch.full((), query_start)
+        options["query_start"] = query_start
     op = _decode if query.size(1) <= DECODE_TOKENS else _prefill
     return op(query, key, value, k_cache, v_cache, seq_lens, *rope, **options)
 

@@ -213,7 +213,7 @@ class FusedCausalLM(FusedModule):
             return rope
         if "embedding" not in plan.options:
             input_ids = self.decoder().embed_tokens(input_ids)
-        seq_lens = cache.step_seq_lens(start)
+        seq_lens = cache.seq_lens
         out = plan.step(cache)(input_ids, seq_lens, *rope, kv_start=kv_start, argmax=argmax)
         cache.end_step(new_tokens)
         return out
@@ -261,8 +261,8 @@ class FusedCausalLM(FusedModule):
             return "no input_ids [batch, new_tokens]"
         if torch.is_grad_enabled() or self.training:
             return "gradients are enabled"
-        if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
-            return "autocast or torch.compile"
+        if torch.is_autocast_enabled("cpu"):
+            return "autocast"
         config: Any = self.config
         if config._attn_implementation != self.own_attention or config.output_attentions:
             return f"the config asks for {config._attn_implementation} attention or its weights"
@@ -432,7 +432,7 @@ def forward_of(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        out = self.forward_step(args, kwargs)
+        out = None if torch.compiler.is_compiling() else self.forward_step(args, kwargs)
         return original(self, *args, **kwargs) if out is None else out
 
     return forward

@@ -40,18 +40,18 @@ class FusedGatedMLP(PackedModule):
 
     Attributes:
         slots: the buffers, and the names of the gate and up, and of the down projection.
-        activation: the name of the activation module.
+        activation: the name of the activation module; None: it is SiLU, and no module.
     """
 
     part = "mlp"
     op = "gate_up_silu_mlp"
     slots = (Slot(_GATE_UP, ("gate_proj", "up_proj")), Slot(_DOWN, ("down_proj",)))
-    activation: ClassVar[str] = "act_fn"
+    activation: ClassVar[str | None] = "act_fn"
 
     @classmethod
     def obstacle(cls, module: nn.Module, shared: frozenset[int]) -> str | None:
         packed = module.__dict__.get("packed", {})
-        for name in (*cls.weight_names(), cls.activation):
+        for name in cls._children():
             child = module._modules.get(name)
             if child is None:
                 return f"has no {name}"
@@ -64,12 +64,22 @@ class FusedGatedMLP(PackedModule):
                 continue
             elif (reason := linear_obstacle(child, shared)) is not None:
                 return f"{name} {reason}"
-        gate, up, down = (getattr(module, name).weight for name in cls.weight_names())
-        if not gate.dtype == up.dtype == down.dtype:
-            return f"its weights differ in dtype: {gate.dtype}, {up.dtype}, {down.dtype}"
-        if not packed and not gate.shape == up.shape == down.shape[::-1]:
-            return f"its weights do not fit: {[tuple(w.shape) for w in (gate, up, down)]}"
+        weights = [getattr(module, name).weight for name in cls.weight_names()]
+        if len(dtypes := dict.fromkeys(weight.dtype for weight in weights)) > 1:
+            return f"its weights differ in dtype: {', '.join(map(str, dtypes))}"
+        if not packed:
+            shapes = [tuple(weight.shape) for weight in weights]
+            *inner, (hidden, intermediate) = shapes
+            if cls.slots[0].halves:
+                inner = [(inner[0][0] / 2, inner[0][1])]
+            if any(shape != (intermediate, hidden) for shape in inner):
+                return f"its weights do not fit: {shapes}"
         return None
+
+    @classmethod
+    def _children(cls) -> tuple[str, ...]:
+        """The modules that are fused."""
+        return cls.weight_names() + (() if cls.activation is None else (cls.activation,))
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self._weight(self.slots[1].names[0])
@@ -93,7 +103,7 @@ class FusedGatedMLP(PackedModule):
         # The dicts themselves: Module.__getattr__ costs about a microsecond a name, and so does
         # every argument that `fasttps.ops` would pass on.
         gate_up, down = packed[_GATE_UP], packed[_DOWN]
-        (gate, up), (last,) = (slot.names for slot in self.slots)
+        (gate_bias, up_bias), (down_bias,) = map(self.biases, self.slots)
         return _gate_up_silu_mlp(
             x,
             self._buffers[_GATE_UP],
@@ -103,10 +113,10 @@ class FusedGatedMLP(PackedModule):
             intermediate_size=gate_up.rows,
             gate_up_group_size=gate_up.group_size,
             down_group_size=down.group_size,
-            activation=activation_name(self._modules[self.activation]),
-            gate_bias=self._owner(gate)._parameters["bias"],
-            up_bias=self._owner(up)._parameters["bias"],
-            down_bias=self._owner(last)._parameters["bias"],
+            activation=self.function,
+            gate_bias=gate_bias,
+            up_bias=up_bias,
+            down_bias=down_bias,
             int8_activation=gate_up.int8_activation,
         )
 
@@ -123,10 +133,12 @@ class FusedGatedMLP(PackedModule):
     @property
     def function(self) -> str:
         """The activation, as the op calls it."""
+        if self.activation is None:
+            return "silu"
         return activation_name(self._modules[self.activation]) or ""
 
     def _refuse_what_would_not_run(self) -> None:
-        for name in (*self.weight_names(), self.activation):
+        for name in self._children():
             child: Any = self._modules[name]
             weight = child._parameters.get("weight")
             if runs_more(child) or (weight is not None and weight.numel() != 0):
@@ -137,7 +149,7 @@ class FusedGatedMLP(PackedModule):
                 )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in (*self.weight_names(), self.activation):
+        if name in self._children():
             raise RuntimeError(
                 f"{type(self).__name__}: {name} is fused and would not run; undo the patch first"
             )

@@ -133,10 +133,14 @@ class PackedEmbedding(FusedModule, nn.Embedding):
         return self.head.inexact
 
     def forward(self, input: Tensor) -> Tensor:
+        return self.rows(input)
+
+    def rows(self, input: Tensor) -> Tensor:
+        """What nn.Embedding computes."""
         weight: Any = self._parameters["weight"]
         self.refuse_gradient(weight)
         if weight.numel() != 0:
-            return super().forward(input)
+            return nn.Embedding.forward(self, input)
         packed = self.packed_weight
         if packed is None:
             raise RuntimeError(f"{type(self).__name__}: its weight was packed and is gone")

@@ -33,11 +33,20 @@ def _next_epoch() -> None:
 class Slot(NamedTuple):
     """A buffer, and the submodules whose weights it holds: one, or gate and up in turn.
 
-    "" is the module itself.
+    "" is the module itself. `halves`: gate and up are the halves of the rows of the one.
     """
 
     buffer: str
     names: tuple[str, ...]
+    halves: bool = False
+
+    def parts(self, tensors: list[Tensor]) -> list[Tensor]:
+        """What is packed in turn, of a tensor for each name."""
+        return list(tensors[0].chunk(2)) if self.halves else tensors
+
+    def join(self, parts: list[Tensor]) -> list[Tensor]:
+        """The tensors for the names, of those parts."""
+        return [torch.cat(parts)] if self.halves else parts
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,7 @@ class Packed:
     """What a packed buffer holds.
 
     Attributes:
-        rows, cols: of each of its weights.
+        rows, cols: of what is packed in turn, each: of half a weight where a slot has halves.
         exact: unpacking gives the weights back bit for bit.
         int8_activation: whether the op is to round activations to int8.
         inference: the weights were made in inference mode, and only such data can replace theirs.
@@ -143,15 +152,22 @@ class PackedModule(FusedModule):
         None while it is not packed, or a weight came after the patch.
         """
         kind: Packed | None = self.__dict__["packed"].get(buffer)
-        (names,) = (slot.names for slot in self.slots if slot.buffer == buffer)
-        if kind is None or any(self._weight(name).numel() != 0 for name in names):
+        (slot,) = (slot for slot in self.slots if slot.buffer == buffer)
+        if kind is None or any(self._weight(name).numel() != 0 for name in slot.names):
             return None
-        biases = tuple(self._owner(name)._parameters["bias"] for name in names)
+        biases = self.biases(slot)
         bias = biases[0] if len(biases) == 1 else biases
         packed: Any = self._buffers[buffer]
         return PackedTensor(
             packed, kind.format, kind.group_size, kind.rows, kind.cols, kind.int8_activation, bias
         )
+
+    def biases(self, slot: Slot) -> tuple[Tensor | None, ...]:
+        """Those of the linears of a slot, one for each part."""
+        biases = [self._owner(name)._parameters["bias"] for name in slot.names]
+        if slot.halves:
+            return (None, None) if biases[0] is None else tuple(biases[0].chunk(2))
+        return tuple(biases)
 
     @property
     def formats(self) -> str | None:
@@ -164,7 +180,7 @@ class PackedModule(FusedModule):
     def shape_of(self, name: str) -> tuple[int, int]:
         (slot,) = (slot for slot in self.slots if name in slot.names)
         kind: Packed = self.__dict__["packed"][slot.buffer]
-        return kind.rows, kind.cols
+        return kind.rows * (2 if slot.halves else 1), kind.cols
 
     @property
     def lossy(self) -> tuple[str, ...]:
@@ -221,14 +237,15 @@ class PackedModule(FusedModule):
                     same_bits(value.to(weight.dtype), weight.data)
                     for value, weight in zip(values, weights)
                 )
-            packed = _pack(values, kind, group_size)
+            parts = slot.parts(values)
+            packed = _pack(parts, kind, group_size)
             for name in slot.names:
                 state["originals"].pop(name, None)
             if not exact and packing.keep_original:
                 state["originals"].update(
                     (name, weight.data) for name, weight in zip(slot.names, weights)
                 )
-            rows, cols = first.shape
+            rows, cols = parts[0].shape
             for weight in weights:
                 weight.data = weight.data.new_empty(0)
             self._hold(
@@ -264,7 +281,8 @@ class PackedModule(FusedModule):
         """What the weights of a slot are, computed from the packed ones, in their own dtype."""
         kind: Packed = self.__dict__["packed"][slot.buffer]
         packed: Any = self._buffers[slot.buffer]
-        unpack = ops.unpack_weight if len(slot.names) == 1 else ops.unpack_gate_up
+        is_one = len(slot.names) == 1 and not slot.halves
+        unpack = ops.unpack_weight if is_one else ops.unpack_gate_up
         with torch.inference_mode(kind.inference):
             values: Any = unpack(
                 packed,
@@ -273,7 +291,7 @@ class PackedModule(FusedModule):
                 cols=kind.cols,
                 group_size=kind.group_size,
             )
-            values = [values] if len(slot.names) == 1 else list(values)
+            values = [values] if is_one else slot.join(list(values))
             return [value.to(self._weight(name).dtype) for name, value in zip(slot.names, values)]
 
     def _restored(self, slot: Slot, read: ReadOriginal | None) -> list[Tensor]:

@@ -17,8 +17,9 @@ from torch import nn
 
 from fasttps.models import FAMILIES
 from fasttps.models.fused_module import FusedModule, PatchError
+from fasttps.models.model_changes import change_model, notes, other_attentions
 from fasttps.models.patch_options import check_request
-from fasttps.models.patch_plan import Step, family_of, plan
+from fasttps.models.patch_plan import Step, plan
 from fasttps.models.patch_report import PatchReport, ReportEntry, join_by_pattern
 from fasttps.models.weight_source import WeightSource
 
@@ -41,11 +42,13 @@ class Patch:
         steps: Iterable[Step],
         changes: ExitStack,
         source: WeightSource | None,
+        others: Iterable[ReportEntry] = (),
     ) -> None:
         self.model = model
         self._steps = tuple(steps)
         self._changes = changes
         self._source = source
+        self._others = tuple(others)
         self._in_force = True
 
     @property
@@ -74,10 +77,9 @@ class Patch:
         self._changes.close()
 
     def report(self) -> PatchReport:
-        """Which modules were fused, with what, and which were skipped, and why."""
-        return PatchReport(
-            type(self.model).__name__, tuple(map(self._entry, self._steps)), self._undo_says()
-        )
+        """Which way each module takes, and why: fused, by transformers' interface, or skipped."""
+        entries = (*map(self._entry, self._steps), *self._others)
+        return PatchReport(type(self.model).__name__, entries, self._undo_says())
 
     def cache(self, max_seq_len: int) -> Any:
         """A StaticKVCache for the model, of the `kv` that the patch was asked for."""
@@ -157,7 +159,10 @@ def patch(
 ) -> Patch:
     """Run the linears, the attention and the MLPs of `model` through our ops, until `.undo()`.
 
-    For LlamaForCausalLM, LlamaModel and whatever else holds transformers' Llama layers.
+    For models of transformers that hold layers of a family in `fasttps.models.FAMILIES`: Llama,
+    Mistral, Qwen2, Qwen3, Phi-3, Gemma 2 and 3, GLM, LFM2, Granite, OLMo 2, SmolLM3, StarCoder2; of
+    Mixtral, Qwen3-MoE, OLMoE and gpt-oss all but the experts. Of other models the attention alone
+    becomes ours, if it asks transformers' attention interface for it.
 
     - All is checked before anything changes; a failure midway takes everything back. A module
       that cannot be fused stays as it is, and `.report()` says why; if `weights` were asked for
@@ -222,15 +227,18 @@ def patch(
                 "(a copy of a patched model has none: load its state_dict() into a fresh model)"
             )
     steps = plan(model, request)
-    if steps and model.training:
+    others = other_attentions(model) if attention else {}
+    if (steps or others) and model.training:
         raise PatchError(f"patch: {kind} is in training mode; fasttps is for inference: eval() it")
     fusable = [step for step in steps if step.reason is None]
-    if not fusable:
+    if not fusable and not others:
         raise PatchError(_nothing_to_fuse(kind, steps))
+    if weights is not None and not any(step.fused.weight_names() for step in fusable):
+        raise PatchError(f"patch: weights={weights!r} cannot be had, {kind} has no such linears")
     _refuse_skipped_weights(steps)
     weight_source = _open_source(source, fusable)
 
-    return fuse_all(model, steps, weight_source, progress)
+    return fuse_all(model, steps, weight_source, progress, others=others)
 
 
 def fuse_all(
@@ -239,17 +247,18 @@ def fuse_all(
     source: WeightSource | None,
     progress: Progress | None,
     fill: Callable[[Step], None] | None = None,
+    others: dict[str, nn.Module] | None = None,
 ) -> Patch:
     """Fuse what a plan says; on an error, everything is taken back.
 
     fill: makes a module whose class is set ready to run, in the place of its `fuse`.
+    others: attentions that only ask for ours, by name.
     """
     steps = list(steps)
     fusable = [step for step in steps if step.reason is None]
     with ExitStack() as changes:  # unwinds what was done if anything below raises
-        families = dict.fromkeys(family_of(step.module) for step in fusable)
-        for family in filter(None, families):
-            family.change_model(model, fusable, changes)
+        others = others or {}
+        change_model(model, fusable, others.values(), changes)
         try:
             for done, step in enumerate(fusable, start=1):
                 _fuse(step, fill)
@@ -260,7 +269,7 @@ def fuse_all(
             if source is None:
                 _tell_what_is_lost(error, fusable)
             raise
-        return Patch(model, steps, changes.pop_all(), source)
+        return Patch(model, steps, changes.pop_all(), source, notes(model, others))
 
 
 def _fuse(step: Step, fill: Callable[[Step], None] | None) -> None:

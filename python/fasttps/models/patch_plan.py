@@ -131,7 +131,7 @@ def _linear_steps(
     ]
     if len(others) == 1 and isinstance(others[0][1], nn.Embedding) and part in request.packings:
         shared -= {weight.data_ptr()}
-        tied = _step(*others[0], PackedEmbedding, part, shared, request, head=linear)
+        tied = _step(*others[0], _packed(others[0][1]), part, shared, request, head=linear)
         if reason is None and tied.reason is not None:
             reason = f"its weight is that of {tied.name}, which {tied.reason}"
         step = _step(name, linear, PackedLinear, part, shared, request, reason)
@@ -140,6 +140,12 @@ def _linear_steps(
             yield tied
         return
     yield _step(name, linear, PackedLinear, part, shared, request, reason)
+
+
+def _packed(embedding: nn.Module) -> type[PackedEmbedding]:
+    """The class for an embedding that is tied to the head."""
+    own = getattr(family_of(embedding), "EMBEDDINGS", ())
+    return next((kind for kind in own if kind.replaces is type(embedding)), PackedEmbedding)
 
 
 def _obstacle(module: nn.Module, fused: type[FusedModule], shared: frozenset[int]) -> str | None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fasttps import ops
 from fasttps.models import FAMILIES
 from fasttps.models.fused_module import FusedModule
+from fasttps.models.model_changes import change_model
 from fasttps.models.packed_linear import PackedEmbedding, PackedLinear
 from fasttps.models.packed_module import Packed, PackedModule, Slot
 from fasttps.models.patch_options import KV_DTYPES, WEIGHTS, Options, Packing
@@ -51,7 +52,7 @@ def load(folder: str | os.PathLike[str]) -> Any:
     steps = [_step(model, family, manifest, name) for name in manifest.modules]
     steps.sort(key=lambda step: bool(step.arguments))  # a tied embedding after its head
     with ExitStack() as changes:
-        family.change_model(model, steps, changes)
+        change_model(model, steps, (), changes)
         for step in steps:
             step.module.__class__ = step.fused
             if isinstance(step.module, PackedModule):
@@ -133,7 +134,8 @@ def _skeleton(folder: Path, manifest: Manifest, tensor_count: int) -> tuple[Any,
 def _step(model: Any, family: Any, manifest: Manifest, name: str) -> Step:
     """A module that is to be fused, checked against the model."""
     saved = manifest.modules[name]
-    classes = {fused.__name__: fused for fused in (*family.FUSED, PackedLinear, PackedEmbedding)}
+    known = (*family.FUSED, *getattr(family, "EMBEDDINGS", ()), PackedLinear, PackedEmbedding)
+    classes = {fused.__name__: fused for fused in known}
     fused: type[FusedModule] | None = classes.get(saved.class_name)
     try:
         module = model.get_submodule(name)
@@ -193,12 +195,14 @@ def _check_packed(
     if buffer.format not in ops.PackedFormat.__members__:
         raise BrokenModel(f"{MANIFEST} gives {name} the unknown format {buffer.format!r}")
     shapes = {module.weight_shape(linear) for linear in slot.names}
-    if shapes != {(buffer.rows, buffer.cols)}:
+    rows = buffer.rows * (2 if slot.halves else 1)
+    if shapes != {(rows, buffer.cols)}:
         raise BrokenModel(
-            f"{MANIFEST} gives {name} {buffer.rows} rows and {buffer.cols} cols, the model has "
+            f"{MANIFEST} gives {name} {rows} rows and {buffer.cols} cols, the model has "
             f"{sorted(shapes)}"
         )
-    unpack: Any = ops.unpack_weight if len(slot.names) == 1 else ops.unpack_gate_up
+    is_one = len(slot.names) == 1 and not slot.halves
+    unpack: Any = ops.unpack_weight if is_one else ops.unpack_gate_up
     try:
         unpack(
             torch.empty(packed.numel(), dtype=torch.uint8, device="meta"),

@@ -20,7 +20,10 @@ def empty_model(kind: Any, config: Any) -> Any:
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
             if any(buffer.is_meta for buffer in module._buffers.values() if buffer is not None):
-                setattr(parent, name, type(module)(config))  # RoPE, of which a config is enough
+                if "embed_scale" in module._buffers:  # Gemma's embedding
+                    module.embed_scale = torch.tensor(config.hidden_size**0.5)
+                else:
+                    setattr(parent, name, type(module)(config))  # RoPE: a config is enough
     return model
 
 

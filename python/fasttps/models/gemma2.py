@@ -1,0 +1,54 @@
+"""transformers' Gemma 2: what is replaced, with a soft-cap on the scores."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from transformers.models.gemma2.modeling_gemma2 import (
+    Gemma2Attention,
+    Gemma2ForCausalLM,
+    Gemma2MLP,
+    Gemma2TextScaledWordEmbedding,
+)
+
+from fasttps.models.fused_attention import FusedAttention
+from fasttps.models.fused_module import FusedModule
+from fasttps.models.gated_mlp import FusedGatedMLP
+from fasttps.models.packed_linear import PackedEmbedding
+from fasttps.models.patch_plan import Linears
+
+
+class FusedGemma2MLP(FusedGatedMLP, Gemma2MLP):
+    """A Gemma2MLP over packed weights."""
+
+    replaces = Gemma2MLP
+
+
+class FusedGemma2Attention(FusedAttention, Gemma2Attention):
+    """A Gemma2Attention on our ops."""
+
+    replaces = Gemma2Attention
+
+    attn_logit_softcapping: float | None
+
+    @property
+    def softcap(self) -> float | None:
+        return self.attn_logit_softcapping
+
+
+class PackedGemma2TextScaledWordEmbedding(PackedEmbedding, Gemma2TextScaledWordEmbedding):
+    """Rows of the head's packed weight, scaled by sqrt(hidden_size)."""
+
+    replaces = Gemma2TextScaledWordEmbedding
+
+    embed_scale: Tensor
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.rows(input_ids) * self.embed_scale.to(self.weight.dtype)
+
+
+FUSED: tuple[type[FusedModule], ...] = (FusedGemma2MLP, FusedGemma2Attention)
+LINEARS = (
+    Linears(Gemma2Attention, "attention", ("q_proj", "k_proj", "v_proj", "o_proj")),
+    Linears(Gemma2ForCausalLM, "lm_head", ("lm_head",)),
+)
+EMBEDDINGS = (PackedGemma2TextScaledWordEmbedding,)
