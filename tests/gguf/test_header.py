@@ -69,6 +69,18 @@ BROKEN = {
         "unknown type|cut short|deeper",
     ),
     "two tensors of one name": (whole(header(tensors=[tensor([4]), tensor([4])])), "two tensors a"),
+    "two pairs of one key": (
+        whole(header([text("k") + struct.pack("<II", UINT32, 1)] * 2)),
+        "two pairs k",
+    ),
+    "tensors that overlap": (
+        whole(header(tensors=[tensor([8]), tensor([8], offset=16, name="b")])),
+        "overlap: a and b",
+    ),
+    "a tensor within another": (
+        whole(header(tensors=[tensor([4], offset=8, name="b"), tensor([16])])),
+        "overlap: a and b",
+    ),
     "rows of half a block": (whole(header(tensors=[tensor([16], kind=Q4_1)])), "blocks of 32"),
     "arrays nested without end": (
         whole(header([array_pair(ARRAY, 1) + struct.pack("<IQ", ARRAY, 1) * 2000])),
@@ -115,6 +127,36 @@ def test_a_broken_file_is_named_for_what_it_is(name: str, tmp_path: Path) -> Non
     with pytest.raises(BrokenGguf, match=message):
         read_header(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 1024
+
+
+@pytest.mark.parametrize("alignment", [16, 64])
+def test_the_data_begin_where_the_alignment_says(tmp_path: Path, alignment: int) -> None:
+    """For every length of the metadata; a reader that rounds to 32 takes a tensor's neighbour."""
+    from fasttps.gguf.tensors import read_bytes
+
+    path = tmp_path / "model.gguf"
+    numbers = [struct.pack("<4f", *range(at, at + 4)) for at in (0, 4)]
+    for length in range(2 * alignment):
+        pairs = [
+            alignment_pair(alignment),
+            text("pad") + struct.pack("<I", STRING) + text("x" * length),
+        ]
+        tensors = [tensor([4], name="a"), tensor([4], offset=alignment, name="b")]
+        head = header(pairs, tensors)
+        data = b"".join(one.ljust(alignment, b"\0") for one in numbers)
+        path.write_bytes(head + bytes(-len(head) % alignment) + data)
+        infos = read_header(path).tensors
+        for name, expected in zip("ab", numbers):
+            info = infos[name]
+            assert read_bytes(path, info, info.begin, info.end).numpy().tobytes() == expected
+
+
+def test_what_a_file_calls_things_does_not_break_the_line(tmp_path: Path) -> None:
+    name = "a\nb\x1b[31m" + "c" * 1000
+    path = tmp_path / "model.gguf"
+    path.write_bytes(whole(header(tensors=[tensor([4], kind=200, name=name)])))
+    with pytest.raises(BrokenGguf, match=r"gives tensor a b \[31mc+\.\.\.$"):
+        read_header(path)
 
 
 def test_a_file_cut_anywhere_is_cut_short(tmp_path: Path) -> None:

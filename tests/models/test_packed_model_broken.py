@@ -197,6 +197,14 @@ HEADERS = {
         header(b'{"a": {"dtype": "F32", "shape": [4611686018427387904], "data_offsets": [0, 0]}}'),
         "at bytes 0 to 0",
     ),
+    "overlapping": (
+        header(
+            b'{"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]},'
+            b'"b": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}}'
+        )
+        + b"12345678",
+        "overlap: a and b",
+    ),
     "backwards": (
         header(b'{"a": {"dtype": "U8", "shape": [0], "data_offsets": [8, 0]}}') + b"12345678",
         "at bytes 8 to 0",

@@ -18,8 +18,7 @@ import torch
 from fasttps.cli.errors import CliError, ExitCode, one_line
 from fasttps.cli.progress import Report, Reporter
 from fasttps.gguf.architectures import ARCHITECTURES
-from fasttps.gguf.header import BrokenGguf, Header, is_gguf, read_header
-from fasttps.gguf.keys import UnsupportedGguf
+from fasttps.gguf.header import BrokenGguf, Header, UnsupportedGguf, is_gguf, read_header
 from fasttps.gguf.load import How, load_with
 from fasttps.packed_model.manifest import is_packed_model
 

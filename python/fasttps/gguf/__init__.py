@@ -12,8 +12,7 @@ load.py, pack.py  `load_gguf`, which makes the model of them, and patches it
 
 from __future__ import annotations
 
-from fasttps.gguf.header import BrokenGguf
-from fasttps.gguf.keys import UnsupportedGguf
+from fasttps.gguf.header import BrokenGguf, UnsupportedGguf
 from fasttps.gguf.load import LoadedGguf, load_gguf
 
 __all__ = ["BrokenGguf", "LoadedGguf", "UnsupportedGguf", "load_gguf"]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fasttps.gguf.header import BrokenGguf
-from fasttps.gguf.keys import Keys, UnsupportedGguf
+from fasttps.gguf.header import BrokenGguf, UnsupportedGguf
+from fasttps.gguf.keys import Keys
 
 
 @dataclass

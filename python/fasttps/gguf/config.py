@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fasttps.gguf.architectures import Draft, architecture_of, layer_count
-from fasttps.gguf.header import BrokenGguf, Header
-from fasttps.gguf.keys import Keys, UnsupportedGguf
+from fasttps.gguf.header import BrokenGguf, Header, UnsupportedGguf
+from fasttps.gguf.keys import Keys
 from fasttps.gguf.rope import rope_parameters
 
 TOKENS = "tokenizer.ggml."

@@ -16,7 +16,9 @@ import mmap
 import struct
 import sys
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +43,23 @@ LETTERS = {
 }
 
 
-class BrokenGguf(ValueError):
+MAX_MESSAGE = 300
+
+
+class GgufError(ValueError):
+    """What is wrong with a file, on one line whatever names stand in the file."""
+
+    def __init__(self, text: str) -> None:
+        line = "".join(letter if letter.isprintable() else " " for letter in text)
+        super().__init__(line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}...")
+
+
+class BrokenGguf(GgufError):
     """The file is not a GGUF file, or not a whole one."""
+
+
+class UnsupportedGguf(GgufError):
+    """A whole file of a model that is not read here."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +149,8 @@ class _Walk:
         metadata: dict[str, Any] = {}
         for _ in range(pair_count):
             key = self.string("a key")
+            if key in metadata:
+                raise BrokenGguf(f"has two pairs {key}")
             kind = self.u32(f"the type of {key}")
             metadata[key] = self.value(kind, key)
         alignment = metadata.get("general.alignment", 32)
@@ -145,6 +164,7 @@ class _Walk:
             tensors[tensor.name] = tensor
         start = -(-self.at // alignment) * alignment
         placed = {name: self.placed(tensor, start) for name, tensor in tensors.items()}
+        _refuse_overlaps(placed.values())
         return Header(metadata, placed, self.order)
 
     def placed(self, tensor: TensorInfo, start: int) -> TensorInfo:
@@ -237,3 +257,10 @@ class _Walk:
             )
         self.at = end
         return self.data[begin:end]
+
+
+def _refuse_overlaps(tensors: Iterable[TensorInfo]) -> None:
+    filled = sorted((t for t in tensors if t.begin < t.end), key=lambda t: t.begin)
+    for one, other in pairwise(filled):
+        if other.begin < one.end:
+            raise BrokenGguf(f"has tensors that overlap: {one.name} and {other.name}")

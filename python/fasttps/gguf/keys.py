@@ -9,11 +9,7 @@ import math
 from array import array
 from typing import Any
 
-from fasttps.gguf.header import BrokenGguf
-
-
-class UnsupportedGguf(ValueError):
-    """A whole file of a model that is not read here."""
+from fasttps.gguf.header import BrokenGguf, UnsupportedGguf
 
 
 class Keys:

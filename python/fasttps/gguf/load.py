@@ -13,8 +13,7 @@ from torch import nn
 
 from fasttps.gguf.architectures import architecture_of
 from fasttps.gguf.config import end_tokens, model_config
-from fasttps.gguf.header import Header, read_header
-from fasttps.gguf.keys import UnsupportedGguf
+from fasttps.gguf.header import BrokenGguf, Header, UnsupportedGguf, read_header
 from fasttps.gguf.tensors import Tensors, rope_factors
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -124,11 +123,18 @@ def _empty_model(path: Path, header: Header) -> tuple[Any, Tensors]:
     import transformers
 
     name, config, tensors = open_file(path, header)
+
+    def make(part: Any) -> Any:
+        try:
+            return part(config)
+        except Exception as error:  # each class checks its config in its own way, or does not
+            raise BrokenGguf(f"has metadata that make no {name}: {error}") from error
+
     with torch.device("meta"):
-        model: Any = getattr(transformers, name)(config)
+        model = make(getattr(transformers, name))
     tensors.check_fits({name: tuple(weight.shape) for name, weight in model.named_parameters()})
     decoder = model.model
-    decoder.rotary_emb = type(decoder.rotary_emb)(config=config)
+    decoder.rotary_emb = make(type(decoder.rotary_emb))
     if hasattr(decoder.embed_tokens, "embed_scale"):
         decoder.embed_tokens.embed_scale = torch.tensor(decoder.embed_tokens.scalar_embed_scale)
     for key, buffer in model.named_buffers():

@@ -112,8 +112,15 @@ def _adopt(
             weight.data = tensors.values(key).to(weight.dtype)
         return False
     kind, group_size = FORMATS[kinds.pop()]
+    halves = getattr(slot, "halves", False)
     rows, cols = places[0].shape
-    packed = [ops.pack_gguf(tensors.blocks(key), format=kind, rows=rows, cols=cols) for key in keys]
+    if halves:
+        rows //= 2
+    packed = [
+        ops.pack_gguf(part, format=kind, rows=rows, cols=cols)
+        for key in keys
+        for part in tensors.blocks(key).chunk(1 + halves)
+    ]
     module.adopt(
         slot.buffer,
         packed[0] if len(packed) == 1 else _alternate(packed, rows),

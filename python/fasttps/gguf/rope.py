@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fasttps.gguf.header import BrokenGguf
-from fasttps.gguf.keys import Keys, UnsupportedGguf
+from fasttps.gguf.header import BrokenGguf, UnsupportedGguf
+from fasttps.gguf.keys import Keys
 
 # Tensors that are no weights: each frequency of RoPE is divided by its factor.
 FREQUENCIES = "rope_freqs.weight"  # Llama 3.1 and later

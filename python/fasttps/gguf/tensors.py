@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from fasttps.gguf.architectures import Architecture
-from fasttps.gguf.header import BrokenGguf, Header, TensorInfo
-from fasttps.gguf.keys import UnsupportedGguf
+from fasttps.gguf.header import BrokenGguf, Header, TensorInfo, UnsupportedGguf
 from fasttps.gguf.rope import FACTORS
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

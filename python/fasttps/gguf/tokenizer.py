@@ -20,8 +20,7 @@ from tokenizers import (
     processors,
 )
 
-from fasttps.gguf.header import BrokenGguf, Header
-from fasttps.gguf.keys import UnsupportedGguf
+from fasttps.gguf.header import BrokenGguf, Header, UnsupportedGguf
 
 CONTROL, USER_DEFINED = 3, 4  # ggml's types of tokens that are matched whole
 SPACE = "\u2581"

@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,6 +94,7 @@ class TensorFile:
                 for name, info in header.items()
                 if name != "__metadata__" and not name.startswith(_PADDING)
             }
+            _refuse_overlaps(self._infos)
             self._begin = begin
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self.names = frozenset(self._infos)
@@ -157,6 +159,14 @@ def _checked(name: str, info: Any, data_bytes: int) -> _Info:
             f"has tensor {name} of the shape {shape} at bytes {begin} to {end} of {data_bytes}"
         )
     return _Info(dtype, tuple(shape), begin, end)
+
+
+def _refuse_overlaps(infos: Mapping[str, _Info]) -> None:
+    places = ((info.begin, info.end, name) for name, info in infos.items())
+    filled = sorted(place for place in places if place[0] < place[1])
+    for (_, end, one), (begin, _, other) in pairwise(filled):
+        if begin < end:
+            raise BrokenTensorFile(f"has tensors that overlap: {one} and {other}")
 
 
 def _are_counts(values: Any) -> bool:
