@@ -36,6 +36,9 @@ class StaticKVCache(Cache):
     `reset()` keeps it for the next prompt, if that is of the same batch and dtype. A layer with a
     sliding window keeps that and `spare_slots` more, and layers that are no attention (the
     convolutions of LFM2) keep what transformers keeps for them.
+
+    A step that is broken off (Ctrl-C) leaves no trace in layers of keys and values; with a state or
+    a long piece in a ring it may: those want `reset()`, a ring says so.
     """
 
     def __init__(

@@ -91,14 +91,7 @@ class StaticKVLayer(CacheLayerMixin):
                 )
             return self.steps.seq_lens
         start = self.steps.length
-        wanted = start + key.size(1)
-        if wanted > self.max_seq_len:
-            raise ValueError(
-                f"StaticKVCache: max_seq_len wanted at least {wanted} ({start} tokens are in "
-                f"the cache, {key.size(1)} come), got {self.max_seq_len}; grow(max_seq_len) makes "
-                "room for the prompt and all new tokens, with speculative decoding for the drafts "
-                "too"
-            )
+        self._check_room(start, key.size(1))
         kind = (key.size(0), key.size(2), key.size(3), value.size(3), key.dtype, key.device)
         if kind != self._kind:
             if start > 0:
@@ -109,6 +102,15 @@ class StaticKVLayer(CacheLayerMixin):
                 )
             self._allocate(*kind)
         return self.steps.seq_lens
+
+    def _check_room(self, start: int, new_tokens: int) -> None:
+        if start + new_tokens > self.max_seq_len:
+            raise ValueError(
+                f"StaticKVCache: max_seq_len wanted at least {start + new_tokens} ({start} tokens "
+                f"are in the cache, {new_tokens} come), got {self.max_seq_len}; grow(max_seq_len) "
+                "makes room for the prompt and all new tokens, with speculative decoding for the "
+                "drafts too"
+            )
 
     def advance(self, new_tokens: int) -> None:
         """The rows that were reserved are written."""
@@ -201,11 +203,17 @@ class StaticKVLayer(CacheLayerMixin):
         return rows.to(dtype)
 
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
-        """Keys that a mask covers, and the position of the first."""
+        """Keys that a mask covers, and the position of the first.
+
+        A model asks before its first layer, so what does not fit is an error before anything else
+        has changed, such as the state of a convolution.
+        """
         new_tokens = query_length.size(0) if isinstance(query_length, Tensor) else query_length
         if torch.compiler.is_compiling():
             return self.max_seq_len, 0
-        return self.filled + new_tokens, 0
+        filled = self.filled
+        self._check_room(filled, new_tokens)
+        return filled + new_tokens, 0
 
     def get_seq_length(self) -> Any:
         """Tokens in the cache: an int; within a graph a tensor."""
