@@ -152,7 +152,11 @@ def _obstacle(module: nn.Module, fused: type[FusedModule], shared: frozenset[int
     """Why the module cannot be fused, whatever its family; then the family's own reasons."""
     if type(module) is not fused.replaces:
         if not isinstance(module, fused.replaces):
-            return f"is a {type(module).__name__}, not a {fused.replaces.__name__}"
+            kind = type(module)
+            name = kind.__name__
+            if name == fused.replaces.__name__:  # such as the Linear of an adapter
+                name = f"{kind.__module__}.{name}"
+            return f"is a {name}, not a {fused.replaces.__name__}"
         return (
             f"a {type(module).__name__}, a subclass of {fused.replaces.__name__}, which may "
             "compute something else"
