@@ -13,7 +13,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from fasttps.cli.errors import CliError, ExitCode, one_line
+from fasttps.cli.errors import CliError, ExitCode
+from fasttps.messages import one_line
 
 __all__ = ["main"]
 

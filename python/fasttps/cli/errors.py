@@ -24,9 +24,3 @@ class CliError(Exception):
     def __init__(self, exit_code: ExitCode, message: str) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-def one_line(text: str, limit: int = 500) -> str:
-    """The text on one line, runs of spaces made single ones, cut at `limit` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from fasttps.cli.errors import CliError, ExitCode, one_line
+from fasttps.cli.errors import CliError, ExitCode
 from fasttps.cli.progress import Report, Reporter
 from fasttps.gguf.architectures import ARCHITECTURES
 from fasttps.gguf.header import BrokenGguf, Header, UnsupportedGguf, is_gguf, read_header
 from fasttps.gguf.load import How, load_with
+from fasttps.messages import one_line
 from fasttps.packed_model.manifest import is_packed_model
 
 

@@ -22,6 +22,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from fasttps.messages import OneLineError
+
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
@@ -43,22 +45,11 @@ LETTERS = {
 }
 
 
-MAX_MESSAGE = 300
-
-
-class GgufError(ValueError):
-    """What is wrong with a file, on one line whatever names stand in the file."""
-
-    def __init__(self, text: str) -> None:
-        line = "".join(letter if letter.isprintable() else " " for letter in text)
-        super().__init__(line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}...")
-
-
-class BrokenGguf(GgufError):
+class BrokenGguf(OneLineError):
     """The file is not a GGUF file, or not a whole one."""
 
 
-class UnsupportedGguf(GgufError):
+class UnsupportedGguf(OneLineError):
     """A whole file of a model that is not read here."""
 
 

@@ -107,11 +107,21 @@ def tokenizer(header: Header) -> Any:
     }
     begins = kind == "llama" or metadata.get("tokenizer.ggml.pre") in _BEGIN_FIRST
     _add_ends(made, metadata, tokens, special, default_bos=begins)
-    ready = PreTrainedTokenizerFast(tokenizer_object=made, padding_side="left", **special)
+    ready = PreTrainedTokenizerFast(tokenizer_object=_Given(made), padding_side="left", **special)
     template = metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
         ready.chat_template = template
     return ready
+
+
+class _Given:
+    """Hands a Tokenizer over: the class would copy it, by way of its JSON."""
+
+    def __init__(self, made: Tokenizer) -> None:
+        self._made = made
+
+    def __deepcopy__(self, memo: Any) -> Tokenizer:
+        return self._made
 
 
 def _byte_level(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:

@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from fasttps import ops
+from fasttps.messages import OneLineError
 
 MANIFEST = "fasttps.json"
 FORMAT = 1
 FILE_NAME = re.compile(r"fasttps-\d{5}-of-\d{5}\.safetensors")
 
 
-class BrokenModel(ValueError):
+class BrokenModel(OneLineError):
     """A folder is no saved model, or its files do not fit together."""
 
 

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fasttps.messages import OneLineError
+
 ALIGNMENT_BYTES = 64
 MAX_HEADER_BYTES = 100_000_000  # as in the safetensors library
 _PADDING = "_padding."
@@ -33,7 +35,7 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-class BrokenTensorFile(ValueError):
+class BrokenTensorFile(OneLineError):
     """A file is no safetensors file, or is cut short."""
 
 
