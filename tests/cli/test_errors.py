@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fasttps.cli.errors import ExitCode, one_line
+from fasttps.cli.errors import ExitCode
+from fasttps.messages import one_line
 from tests.support import tiny_folder
 from tests.support.command import Ran, run_process
 

@@ -16,6 +16,8 @@ import gguf
 
 import fasttps
 from fasttps.gguf import BrokenGguf, UnsupportedGguf
+from fasttps.gguf.pack import FORMATS
+from fasttps.models.packed_module import PackedModule
 from fasttps.models.weight_source import WeightSource
 from tests.support.gguf_families import FAMILIES, greedy, prompt, tiny
 from tests.support.gguf_writer import Kind, write
@@ -37,6 +39,15 @@ def assert_state(model: Any, expected: dict[str, torch.Tensor]) -> None:
             torch.testing.assert_close(state[name], value, rtol=0, atol=1e-6)
         else:
             assert torch.equal(state[name], value), name
+
+
+def assert_packed(model: Any, kind: Any) -> None:
+    """Every matrix of a layer is held in the bits of the file, in a format, and the head too."""
+    held = [module for module in model.modules() if isinstance(module, PackedModule)]
+    assert {one.format for module in held for one in module.__dict__["packed"].values()} == {kind}
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and "embed_tokens" not in name:
+            assert parameter.numel() == 0, name
 
 
 @pytest.fixture(params=FAMILIES)
@@ -80,7 +91,9 @@ def test_packed_is_what_the_file_holds(family: str, kind: Any, tmp_path: Path) -
         ours = packed.model(ids, use_cache=False).logits
         theirs = plain.model(ids, use_cache=False).logits
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
-    if packed.patch is not None and kind in (Kind.Q8_0, Kind.Q4_0):
+    if kind.name in FORMATS:
+        assert_packed(packed.model, FORMATS[kind.name][0])
+    if kind in (Kind.Q8_0, Kind.Q4_0):
         packed.patch.undo()
         assert_state(packed.model, expected)
 
@@ -188,3 +201,15 @@ def test_an_unknown_architecture_is_told(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(data.replace(b"qwen2", b"qwen9"))
     with pytest.raises(UnsupportedGguf, match=r"'qwen9'; those that are read are llama"):
         load(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("family", ["lfm2", "gemma3", "phi3", "qwen3"])
+def test_what_was_loaded_can_be_saved_and_mapped(family: str, tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", tiny(family), family, lambda name: Kind.Q4_0)
+    loaded = load(tmp_path / "m.gguf")
+    fasttps.save(loaded.patch, tmp_path / "saved", tokenizer=loaded.tokenizer)
+    mapped = fasttps.load(tmp_path / "saved")
+    ids = prompt()
+    with torch.inference_mode():
+        ours, theirs = (m(ids, use_cache=False).logits for m in (mapped, loaded.model))
+    assert torch.equal(ours, theirs)

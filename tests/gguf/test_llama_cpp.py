@@ -126,9 +126,9 @@ def test_the_values_of_blocks_are_those_of_ggml(name: str) -> None:
     """Of every type, by ggml, by the gguf package, and by the loader: the same bits."""
     path, info = FIXTURES / "blocks.gguf", BLOCKS[f"{name}.blocks"]
     values = BLOCKS[f"{name}.values"]
-    exact = read_bytes(path, values, values.begin, values.end).view(torch.float32)
+    exact = read_bytes(path, values).view(torch.float32)
     rows, cols = info.shape
-    blocks = read_bytes(path, info, info.begin, info.end).view(rows, -1)
+    blocks = read_bytes(path, info).view(rows, -1)
     theirs = gguf.quants.dequantize(blocks.numpy(), Kind[name])
     assert torch.equal(torch.from_numpy(theirs).flatten(), exact)
     assert torch.equal(dequantize(blocks, info, info.shape).flatten(), exact)

@@ -84,11 +84,14 @@ class How:
 
 
 def load_with(path: Path, header: Header, how: How, progress: Progress | None) -> LoadedGguf:
-    """`load_gguf` of a file whose header has been read."""
+    """`load_gguf` of a file whose header has been read, and whose metadata are taken from it."""
     from fasttps.gguf.tokenizer import tokenizer  # here: it imports transformers
+    from fasttps.models.obstacles import return_freed_memory
 
     model, tensors = _empty_model(path, header)
     words = tokenizer(header)
+    header.metadata.clear()  # a hundred thousand strings, which have served
+    return_freed_memory()
     model.eval()
     patch = None
     if how.pack:

@@ -11,17 +11,23 @@ An embedding that is not the head's, biases and norms are in the model's dtype t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fasttps import ops
+from fasttps.gguf.feed import PANEL_ROWS, Feed, Piece, pieces
 from fasttps.gguf.tensors import Tensors
+from fasttps.memory import empty_in_huge_pages
+from fasttps.models.model_changes import other_attentions
 from fasttps.models.obstacles import return_freed_memory
+from fasttps.models.packed_linear import PackedLinear
 from fasttps.models.packed_module import Packed, PackedModule, Slot
 from fasttps.models.patch import Patch, Progress, fuse_all
-from fasttps.models.patch_options import check_request
+from fasttps.models.patch_options import Options, Packing, check_request
 from fasttps.models.patch_plan import Step, plan
 from fasttps.models.weight_source import WeightSource
 
@@ -62,14 +68,23 @@ def pack_model(
         keep_original=False,
     )
     steps = plan(model, request)
+    steps = [*_plain_linears(model, tensors, steps), *steps]
     fused = [step for step in steps if step.reason is None]
+    others = other_attentions(model)
     packed = {_key(step.name, name) for step in fused for name in step.fused.weight_names()}
     if model.config.tie_word_embeddings and "lm_head.weight" in packed:
         packed.add(EMBEDDING)
     for parameter in tensors.places.keys() - packed:
         model.get_parameter(parameter).data = tensors.values(parameter).to(dtype)
-    if not fused:
+    if not fused and not others:
         return None
+
+    slots = {
+        id(step.module): [_Adopted.of(step.name, slot, tensors) for slot in step.fused.slots]
+        for step in fused
+        if issubclass(step.fused, PackedModule)
+    }
+    order = [piece for adopted in slots.values() for one in adopted for piece in one.pieces]
 
     def fill(step: Step) -> None:
         module = step.module
@@ -77,15 +92,31 @@ def pack_model(
             module.fuse(step.options, **step.arguments)
             return
         module.prepare(step.options)
-        adopted = [
-            _adopt(step.name, module, slot, tensors, int8_activation) for slot in module.slots
-        ]
-        if all(adopted):
-            return_freed_memory()  # that of the blocks
-        else:
+        adopted = slots[id(module)]
+        for one in adopted:
+            one.fill(module, tensors, feed, int8_activation)
+        if not all(one.pieces for one in adopted):
             module.pack()
 
-    return fuse_all(model, steps, WeightSource(tensors.path), progress, fill)
+    with Feed(tensors, order) as feed:
+        patch = fuse_all(model, steps, WeightSource(tensors.path), progress, fill, others)
+    return_freed_memory()
+    return patch
+
+
+def _plain_linears(model: Any, tensors: Tensors, steps: list[Step]) -> Iterator[Step]:
+    """The linears that no family knows, as those of convolutions, whose blocks have a format."""
+    known = {_key(step.name, name) for step in steps for name in step.fused.weight_names()}
+    for name, module in model.named_modules():
+        place = tensors.places.get(_key(name, ""))
+        if (
+            type(module) is nn.Linear
+            and place is not None
+            and place.type_name in FORMATS
+            and _key(name, "") not in known
+            and PackedLinear.obstacle(module, frozenset()) is None
+        ):
+            yield Step(name, module, PackedLinear, Options(Packing(), None), None)
 
 
 def _take_places(model: Any, dtype: torch.dtype) -> None:
@@ -98,49 +129,77 @@ def _take_places(model: Any, dtype: torch.dtype) -> None:
         model.lm_head.weight = model.model.embed_tokens.weight
 
 
-def _adopt(
-    module_name: str, module: PackedModule, slot: Slot, tensors: Tensors, int8_activation: bool
-) -> bool:
-    """Whether the blocks of a slot's weights could be repacked; else it has dequantised ones."""
-    keys = [_key(module_name, name) for name in slot.names]
-    keys = [key if key in tensors.places else EMBEDDING for key in keys]
-    places = [tensors.places[key] for key in keys]
-    kinds = {place.type_name for place in places}
-    if len(kinds) > 1 or not kinds <= FORMATS.keys():
-        for name, key in zip(slot.names, keys):
-            weight: Any = module.get_submodule(name).weight if name else module.weight
-            weight.data = tensors.values(key).to(weight.dtype)
-        return False
-    kind, group_size = FORMATS[kinds.pop()]
-    halves = getattr(slot, "halves", False)
-    rows, cols = places[0].shape
-    if halves:
-        rows //= 2
-    packed = [
-        ops.pack_gguf(part, format=kind, rows=rows, cols=cols)
-        for key in keys
-        for part in tensors.blocks(key).chunk(1 + halves)
-    ]
-    module.adopt(
-        slot.buffer,
-        packed[0] if len(packed) == 1 else _alternate(packed, rows),
-        Packed(
-            kind,
-            group_size,
+@dataclass(frozen=True)
+class _Adopted:
+    """How a slot comes by its weights.
+
+    Attributes:
+        keys: of the weights that its names stand for.
+        kind, group_size: what their blocks are packed as.
+        parts: of each of gate and up, or of the one, its pieces; none: they have no format, or
+            not the same, and are dequantised.
+    """
+
+    slot: Slot
+    keys: list[str]
+    kind: ops.PackedFormat
+    group_size: int
+    parts: list[list[Piece]]
+
+    @classmethod
+    def of(cls, module_name: str, slot: Slot, tensors: Tensors) -> _Adopted:
+        keys = [_key(module_name, name) for name in slot.names]
+        keys = [key if key in tensors.places else EMBEDDING for key in keys]
+        places = [tensors.places[key] for key in keys]
+        types = {place.type_name for place in places}
+        if len(types) > 1 or not types <= FORMATS.keys():
+            return cls(slot, keys, ops.PackedFormat.F32, 0, [])
+        rows = places[0].shape[0]
+        ranges = [(key, 0, rows) for key in keys]
+        if slot.halves:
+            ranges = [(keys[0], 0, rows // 2), (keys[0], rows // 2, rows)]
+        parts = [list(pieces(tensors, *one)) for one in ranges]
+        return cls(slot, keys, *FORMATS[types.pop()], parts)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [piece for part in self.parts for piece in part]
+
+    def fill(
+        self, module: PackedModule, tensors: Tensors, feed: Feed, int8_activation: bool
+    ) -> None:
+        """Give the slot its blocks, repacked; or its weights, which `module.pack` is to pack."""
+        if not self.parts:
+            for name, key in zip(self.slot.names, self.keys):
+                weight: Any = module.get_submodule(name).weight if name else module.weight
+                weight.data = tensors.values(key).to(weight.dtype)
+            return
+        cols = tensors.places[self.keys[0]].shape[1]
+        rows = self.parts[0][-1].end - self.parts[0][0].begin
+        # [panels, parts, bytes]: gate's and up's panels of 16 rows in turn, as the MLP reads them.
+        made: Tensor | None = None
+        for which, part in enumerate(self.parts):
+            panel = 0
+            for piece in part:
+                count = piece.end - piece.begin
+                packed = ops.pack_gguf(feed.take(piece), format=self.kind, rows=count, cols=cols)
+                packed = packed.view(-(-count // PANEL_ROWS), -1)
+                if made is None:
+                    shape = (-(-rows // PANEL_ROWS), len(self.parts), packed.shape[1])
+                    made = empty_in_huge_pages(shape, torch.uint8)
+                made[panel : panel + packed.shape[0], which] = packed
+                panel += packed.shape[0]
+        assert made is not None
+        kind = Packed(
+            self.kind,
+            self.group_size,
             rows,
             cols,
             exact=False,
             int8_activation=int8_activation,
             inference=False,
-        ),
-    )
-    return True
-
-
-def _alternate(packed: list[Tensor], rows: int) -> Tensor:
-    """Gate's and up's panels of 16 rows in turn, as the fused MLP reads them."""
-    panels = -(-rows // 16)
-    return torch.stack([one.view(panels, -1) for one in packed], dim=1).reshape(-1)
+        )
+        module.adopt(self.slot.buffer, made.view(-1), kind)
 
 
 def _key(module_name: str, name: str) -> str:

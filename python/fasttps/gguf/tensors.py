@@ -42,6 +42,10 @@ class Place:
     def type_name(self) -> str:
         return self.info.type_name
 
+    @property
+    def row_bytes(self) -> int:
+        return (self.info.end - self.info.begin) // self.info.shape[0]
+
 
 class Tensors:
     """The tensors of a file under transformers' names, each read when it is asked for.
@@ -109,20 +113,27 @@ class Tensors:
         self.places[parameter] = Place(info, shape, begin_row, heads, minus)
 
     def blocks(self, parameter: str) -> Tensor:
-        """The bytes [rows, bytes of a row] of a parameter, a vector's elements being its rows.
+        """The bytes [rows, bytes of a row] of a parameter, a vector's elements being its rows."""
+        return self.rows(parameter, 0, self.places[parameter].shape[0])
+
+    def rows(self, parameter: str, begin: int, end: int, into: Tensor | None = None) -> Tensor:
+        """The bytes of some rows, read into the memory `into` if it is given.
 
         Where the file has the rows of a head of queries or keys as [head_dim / 2, 2], the pairs of
-        RoPE, and transformers as [2, head_dim / 2], whole rows move.
+        RoPE, and transformers as [2, head_dim / 2], whole rows move. Then they are those of whole
+        heads.
         """
         place = self.places[parameter]
-        info, rows = place.info, place.shape[0]
-        row_bytes = (info.end - info.begin) // info.shape[0]
-        begin = info.begin + place.begin_row * row_bytes
-        data = read_bytes(self.path, info, begin, begin + rows * row_bytes).view(rows, row_bytes)
+        at = place.info.begin + (place.begin_row + begin) * place.row_bytes
+        count = end - begin
+        if into is None:
+            into = torch.empty(count * place.row_bytes, dtype=torch.uint8)
+        data = read_into(into, self.path, place.info, at).view(count, place.row_bytes)
         if not place.heads:
             return data
-        pairs = data.view(place.heads, rows // place.heads // 2, 2, row_bytes)
-        return pairs.transpose(1, 2).reshape(rows, row_bytes)
+        head_rows = place.shape[0] // place.heads
+        pairs = data.view(count // head_rows, head_rows // 2, 2, place.row_bytes)
+        return pairs.transpose(1, 2).reshape(count, place.row_bytes)
 
     def values(self, parameter: str) -> Tensor:
         """The dequantised parameter in float32, of any type that the gguf package dequantises."""
@@ -157,19 +168,21 @@ def rope_factors(path: Path, header: Header) -> dict[str, list[float]]:
         if (info := header.tensors.get(name)) is not None:
             if len(info.shape) != 1 or info.shape[0] > 2**16:
                 raise BrokenGguf(f"has {name} of the shape {list(info.shape)}")
-            found[name] = dequantize(
-                read_bytes(path, info, info.begin, info.end), info, info.shape
-            ).tolist()
+            found[name] = dequantize(read_bytes(path, info), info, info.shape).tolist()
     return found
 
 
-def read_bytes(path: Path, info: TensorInfo, begin: int, end: int) -> Tensor:
-    """Bytes of a tensor.
+def read_bytes(path: Path, info: TensorInfo) -> Tensor:
+    """The bytes of a tensor."""
+    return read_into(torch.empty(info.end - info.begin, dtype=torch.uint8), path, info, info.begin)
+
+
+def read_into(data: Tensor, path: Path, info: TensorInfo, begin: int) -> Tensor:
+    """Fill `data` with the bytes of a tensor from `begin` of the file on.
 
     Read, not mapped: so they are gone once they are packed, and a file that has been cut short
     since its header was read is an error and no signal.
     """
-    data = torch.empty(end - begin, dtype=torch.uint8)
     left = data.numpy().data
     with path.open("rb", buffering=0) as file:
         file.seek(begin)
