@@ -230,6 +230,8 @@ struct KernelTable {
 
   // out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i].
   void (*rms_norm_row)(const float* x, const float* weight, float eps, int64_t count, float* out);
+  // x[i] = factor * x[i], and softcap * tanh(x[i] / softcap) of that where softcap > 0.
+  void (*scale_row)(float* x, int64_t count, float factor, float softcap);
   // Index of the first of the largest of count >= 1 values; NaN is larger than all.
   int64_t (*argmax_f32)(const float* x, int64_t count);
 

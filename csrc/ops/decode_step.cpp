@@ -42,21 +42,41 @@ void check_count(const char* arg, size_t got, int64_t wanted, const char* meanin
                     " elements (", meaning, "), got ", got);
 }
 
-void check_norms(const DecodeStepArgs& args, const DecodeStepShape& shape) {
-  for (size_t i = 0; i < args.norms.size(); ++i) {
-    check_named([&] { return c10::str("norms[", i, "]"); },
+// Of each norm that is there, its size: one of `sizes(i)`.
+template <class Sizes>
+void check_norms(const char* list, const OptionalTensors& norms, const char* layout,
+                 const Sizes& sizes, const at::Tensor& input) {
+  for (size_t i = 0; i < norms.size(); ++i) {
+    const std::optional<at::Tensor> norm = norms[i];
+    if (!norm) continue;
+    check_named([&] { return c10::str(list, "[", i, "]"); },
                 [&](const char* name) {
-                  check_sizes(kOp, name, args.norms[i], "[hidden_size]", {shape.hidden_size});
-                  check_float_dtype(kOp, name, args.norms[i]);
-                  check_dense_last_dim(kOp, name, args.norms[i]);
-                  check_same_device(kOp, name, args.norms[i], "input", args.input);
+                  const auto [one, other] = sizes(i);
+                  if (norm->sizes() != at::IntArrayRef{other}) {
+                    check_sizes(kOp, name, *norm, layout, {one});
+                  }
+                  check_float_dtype(kOp, name, *norm);
+                  check_dense_last_dim(kOp, name, *norm);
+                  check_same_device(kOp, name, *norm, "input", input);
                 });
   }
 }
 
+void check_all_norms(const DecodeStepArgs& args, const DecodeStepShape& shape) {
+  const auto hidden = [&](size_t) { return std::pair{shape.hidden_size, shape.hidden_size}; };
+  check_norms("norms", args.norms, "[hidden_size]", hidden, args.input);
+  check_norms("out_norms", args.out_norms, "[hidden_size]", hidden, args.input);
+  const auto heads = [&](size_t i) {
+    const int64_t heads = i % 2 == 0 ? shape.num_heads : shape.num_kv_heads;
+    return std::pair{shape.head_dim, heads * shape.head_dim};
+  };
+  check_norms("head_norms", args.head_norms, "[head_dim] or [heads * head_dim]", heads, args.input);
+}
+
 void check_weights(const DecodeStepArgs& args, DecodeStepShape& shape) {
-  check_count("formats", args.formats.size(), shape.layers * kDecoderMatrices, "6 a layer");
-  check_count("group_sizes", args.group_sizes.size(), shape.layers * kDecoderMatrices, "6 a layer");
+  const auto weights = static_cast<int64_t>(args.weights.size());
+  check_count("formats", args.formats.size(), weights, "6 a layer");
+  check_count("group_sizes", args.group_sizes.size(), weights, "6 a layer");
   shape.formats.resize(args.weights.size());
   for (size_t i = 0; i < args.weights.size(); ++i) {
     const int matrix = static_cast<int>(i % kDecoderMatrices);
@@ -75,7 +95,8 @@ void check_weights(const DecodeStepArgs& args, DecodeStepShape& shape) {
 
 void check_biases(const DecodeStepArgs& args, const DecodeStepShape& shape) {
   if (args.biases.empty()) return;
-  check_count("biases", args.biases.size(), shape.layers * kDecoderBiases, "7 a layer, or none");
+  check_count("biases", args.biases.size(), shape.layer_count() * kDecoderBiases,
+              "7 a layer, or none");
   constexpr std::array<int, kDecoderBiases> kMatrixOf{kQ, kK, kV, kO, kGateUp, kGateUp, kDown};
   for (size_t i = 0; i < args.biases.size(); ++i) {
     const std::optional<at::Tensor> bias = args.biases[i];
@@ -99,8 +120,9 @@ void check_all_caches(const DecodeStepArgs& args, const DecodeStepShape& shape) 
     check_caches(kOp, k, v, scale(args.k_scales, i), scale(args.v_scales, i), true);
     check_named([&] { return c10::str("k_caches[", i, "]"); },
                 [&](const char* name) {
-                  check_sizes(kOp, name, k, "[batch, num_kv_heads, max_seq_len, head_dim]",
-                              {shape.batch, shape.num_kv_heads, shape.max_seq_len, shape.head_dim});
+                  check_sizes(
+                      kOp, name, k, "[batch, num_kv_heads, slots, head_dim]",
+                      {shape.batch, shape.num_kv_heads, shape.layers[i].slots, shape.head_dim});
                   check_dtype(kOp, name, k, {args.k_caches[0].scalar_type()});
                   check_same_device(kOp, name, k, "input", args.input);
                 });
@@ -121,8 +143,12 @@ void check_all_caches(const DecodeStepArgs& args, const DecodeStepShape& shape) 
 }
 
 void check_rotation(const DecodeStepArgs& args, DecodeStepShape& shape) {
-  const char* layout = "[1 or batch, new_tokens, rotary_dim]";
-  const auto [rows, tokens, rotary_dim] = dims<3>(kOp, "cos", args.cos, layout);
+  const bool stacked = args.cos.dim() == 4;
+  const char* layout = stacked ? "[tables, 1 or batch, new_tokens, rotary_dim]"
+                               : "[1 or batch, new_tokens, rotary_dim]";
+  shape.rope_tables = stacked ? args.cos.size(0) : 1;
+  const auto [rows, tokens, rotary_dim] = dims<3>(
+      kOp, "cos", stacked && shape.rope_tables > 0 ? args.cos.select(0, 0) : args.cos, layout);
   TORCH_CHECK_VALUE((rows == 1 || rows == shape.batch) && tokens == shape.new_tokens, kOp,
                     ": cos must be ", layout, " with batch ", shape.batch, " and new_tokens ",
                     shape.new_tokens, ", got ", args.cos.sizes());
@@ -135,6 +161,12 @@ void check_rotation(const DecodeStepArgs& args, DecodeStepShape& shape) {
   check_same_device(kOp, "cos", args.cos, "input", args.input);
   check_same_device(kOp, "sin", args.sin, "input", args.input);
   shape.rotary_dim = rotary_dim;
+  for (size_t i = 0; i < shape.layers.size(); ++i) {
+    const int64_t table = args.ropes.empty() ? 0 : args.ropes[i];
+    TORCH_CHECK_VALUE(table >= -1 && table < shape.rope_tables, kOp, ": ropes[", i,
+                      "] must be -1 to ", shape.rope_tables - 1, ", a table of cos, got ", table);
+    shape.layers[i].rope_table = table;
+  }
 }
 
 void check_end(const char* arg, const std::optional<at::Tensor>& packed, int64_t format,
@@ -152,14 +184,72 @@ void check_options(const DecodeStepArgs& args, const DecodeStepShape& shape) {
                     ": norm_eps must be finite and at least 0, got ", args.norm_eps);
   TORCH_CHECK_VALUE(!args.scale || std::isfinite(*args.scale), kOp, ": scale must be finite, got ",
                     args.scale.value_or(0));
-  TORCH_CHECK_VALUE(!args.window || *args.window >= 1, kOp, ": window must be at least 1, got ",
-                    args.window.value_or(0));
+  for (const auto& [name, softcap] :
+       {std::pair{"softcap", args.softcap}, std::pair{"logits_softcap", args.logits_softcap}}) {
+    TORCH_CHECK_VALUE(!softcap || (*softcap > 0 && std::isfinite(*softcap)), kOp, ": ", name,
+                      " must be positive and finite, got ", softcap.value_or(0));
+  }
+  for (const auto& [name, factor] : {std::pair{"norm_offset", args.norm_offset},
+                                     std::pair{"residual_scale", args.residual_scale},
+                                     std::pair{"embedding_scale", args.embedding_scale},
+                                     std::pair{"logits_scale", args.logits_scale}}) {
+    TORCH_CHECK_VALUE(std::isfinite(factor), kOp, ": ", name, " must be finite, got ", factor);
+  }
+  for (size_t i = 0; i < shape.layers.size(); ++i) {
+    const DecodeStepLayer& layer = shape.layers[i];
+    TORCH_CHECK_VALUE(!layer.ring || layer.window <= layer.slots - shape.new_tokens + 1, kOp,
+                      ": windows[", i, "] + new_tokens - 1 must be at most the slots of the ring, ",
+                      layer.slots, ", got window ", layer.window, " and new_tokens ",
+                      shape.new_tokens);
+  }
   check_per_sequence(kOp, "seq_lens", args.seq_lens, shape.batch, true);
   check_same_device(kOp, "seq_lens", args.seq_lens, "input", args.input);
   if (args.kv_start) {
     check_per_sequence(kOp, "kv_start", *args.kv_start, shape.batch, false);
     check_same_device(kOp, "kv_start", *args.kv_start, "input", args.input);
   }
+}
+
+// Of a model that begins with an embedding: the first norm that is there says it.
+c10::SymInt hidden_size(const DecodeStepArgs& args) {
+  for (const OptionalTensors* list : {&args.norms, &args.out_norms}) {
+    for (size_t i = 0; i < list->size(); ++i) {
+      const std::optional<at::Tensor> norm = (*list)[i];
+      if (!norm) continue;
+      TORCH_CHECK_VALUE(norm->dim() == 1, kOp, ": norms[0] must be [hidden_size], got shape ",
+                        norm->sizes());
+      return norm->sym_size(0);
+    }
+  }
+  TORCH_CHECK_VALUE(false, kOp, ": norms must hold one at least with token ids, got none");
+}
+
+// What the lists of one element a layer say of each.
+std::vector<DecodeStepLayer> layers_of(const DecodeStepArgs& args, size_t layers) {
+  const auto wanted = static_cast<int64_t>(layers);
+  check_count("k_caches", args.k_caches.size(), wanted, "one a layer");
+  check_count("v_caches", args.v_caches.size(), wanted, "one a layer");
+  if (args.k_scales) check_count("k_scales", args.k_scales->size(), wanted, "one a layer");
+  if (args.v_scales) check_count("v_scales", args.v_scales->size(), wanted, "one a layer");
+  for (const auto& [name, list] :
+       {std::pair{"head_norms", &args.head_norms}, std::pair{"out_norms", &args.out_norms}}) {
+    if (!list->empty()) check_count(name, list->size(), 2 * wanted, "2 a layer, or none");
+  }
+  if (!args.ropes.empty()) check_count("ropes", args.ropes.size(), wanted, "one a layer, or none");
+  if (args.windows.size() > 1) {
+    check_count("windows", args.windows.size(), wanted, "one a layer, one for all, or none");
+  }
+  std::vector<DecodeStepLayer> out(layers);
+  for (size_t i = 0; i < layers; ++i) {
+    DecodeStepLayer& layer = out[i];
+    if (!args.windows.empty()) layer.window = args.windows[args.windows.size() > 1 ? i : 0];
+    TORCH_CHECK_VALUE(layer.window >= 0, kOp, ": windows[", i, "] must be at least 0, got ",
+                      layer.window);
+    layer.slots = dims<4>(kOp, c10::str("k_caches[", i, "]").c_str(), args.k_caches[i],
+                          "[batch, num_kv_heads, slots, head_dim]")[2];
+    layer.ring = args.ring && layer.window > 0;
+  }
+  return out;
 }
 
 // Sizes that the arguments state themselves, each within what products of sizes allow.
@@ -172,22 +262,18 @@ DecodeStepShape shape_of(const DecodeStepArgs& args) {
                     ": weights must have 6 elements a layer (q, k, v, o, gate_up, down), got ",
                     args.weights.size());
   DecodeStepShape shape{};
-  shape.layers = static_cast<int64_t>(args.weights.size()) / kDecoderMatrices;
-  const auto norms = static_cast<int64_t>(args.norms.size());
-  TORCH_CHECK_VALUE(norms == 2 * shape.layers || norms == 2 * shape.layers + 1, kOp,
+  const size_t layers = args.weights.size() / kDecoderMatrices;
+  shape.layers = layers_of(args, layers);
+  const size_t norms = args.norms.size();
+  TORCH_CHECK_VALUE(norms == 2 * layers || norms == 2 * layers + 1, kOp,
                     ": norms must have 2 elements a layer, and may have the final norm behind "
                     "them: ",
-                    2 * shape.layers, " or ", 2 * shape.layers + 1, ", got ", norms);
+                    2 * layers, " or ", 2 * layers + 1, ", got ", norms);
   shape.final_norm = norms % 2 == 1;
-  check_count("k_caches", args.k_caches.size(), shape.layers, "one a layer");
-  check_count("v_caches", args.v_caches.size(), shape.layers, "one a layer");
-  if (args.k_scales) check_count("k_scales", args.k_scales->size(), shape.layers, "one a layer");
-  if (args.v_scales) check_count("v_scales", args.v_scales->size(), shape.layers, "one a layer");
   if (ids) {
     const auto sizes = dims<2>(kOp, "input", args.input, "[batch, new_tokens]");
     shape.batch = sizes[0], shape.new_tokens = sizes[1];
-    const auto norm = dims<1>(kOp, "norms[0]", args.norms[0], "[hidden_size]");
-    shape.hidden_size = norm[0];
+    shape.hidden_size = hidden_size(args).expect_int();
   } else {
     check_float_dtype(kOp, "input", args.input);
     const auto sizes = dims<3>(kOp, "input", args.input, "[batch, new_tokens, hidden_size]");
@@ -195,8 +281,8 @@ DecodeStepShape shape_of(const DecodeStepArgs& args) {
     check_dense_last_dim(kOp, "input", args.input);
   }
   const auto cache =
-      dims<4>(kOp, "k_caches[0]", args.k_caches[0], "[batch, num_kv_heads, max_seq_len, head_dim]");
-  shape.num_kv_heads = cache[1], shape.max_seq_len = cache[2], shape.head_dim = cache[3];
+      dims<4>(kOp, "k_caches[0]", args.k_caches[0], "[batch, num_kv_heads, slots, head_dim]");
+  shape.num_kv_heads = cache[1], shape.head_dim = cache[3];
   shape.num_heads = args.num_heads;
   shape.intermediate_size = args.intermediate_size;
   constexpr int64_t kMost = int64_t{1} << 24;
@@ -255,7 +341,7 @@ int64_t DecodeStepShape::cols(int matrix) const {
 
 DecodeStepShape check_decode_step(const DecodeStepArgs& args) {
   DecodeStepShape shape = shape_of(args);
-  check_norms(args, shape);
+  check_all_norms(args, shape);
   check_weights(args, shape);
   check_biases(args, shape);
   check_all_caches(args, shape);
@@ -278,7 +364,12 @@ DecodeStepPositions check_decode_step_values(const DecodeStepArgs& args,
                                              const DecodeStepShape& shape) {
   DecodeStepPositions at;
   at.seq_lens = per_sequence(args.seq_lens, shape.batch);
-  check_seq_lens_values(kOp, at.seq_lens, shape.new_tokens, shape.max_seq_len, false);
+  const DecodeStepLayer* checked = nullptr;
+  for (const DecodeStepLayer& layer : shape.layers) {
+    if (checked && checked->slots == layer.slots && checked->ring == layer.ring) continue;
+    check_seq_lens_values(kOp, at.seq_lens, shape.new_tokens, layer.slots, layer.ring);
+    checked = &layer;
+  }
   at.kv_start = args.kv_start ? per_sequence(*args.kv_start, shape.batch)
                               : std::vector<int64_t>(static_cast<size_t>(shape.batch), 0);
   for (int64_t b = 0; b < shape.batch; ++b) {
@@ -302,7 +393,7 @@ at::Tensor empty_decode_step_result(const DecodeStepArgs& args, bool argmax) {
   if (args.lm_head && !argmax) {
     sizes.emplace_back(args.vocab_size);
   } else if (!argmax) {
-    sizes.push_back(ids ? args.norms[0].sym_size(0) : args.input.sym_size(2));
+    sizes.push_back(ids ? hidden_size(args) : args.input.sym_size(2));
   }
   return at::empty_symint(
       sizes, args.input.options().dtype(argmax ? at::kLong : at::kFloat).requires_grad(false));

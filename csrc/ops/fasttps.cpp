@@ -151,8 +151,9 @@ at::Tensor call_decode_step(const char* overload, const at::Tensor& input,
                             c10::ArrayRef<DecoderLayerWeights> layers, const at::Tensor& seq_lens,
                             const at::Tensor& cos, const at::Tensor& sin,
                             const DecodeStepOptions& o) {
-  std::vector<at::Tensor> weights, norms, k_caches, v_caches;
-  std::vector<int64_t> formats, group_sizes;
+  std::vector<at::Tensor> weights, k_caches, v_caches;
+  c10::List<OptionalTensor> norms, head_norms, out_norms;
+  std::vector<int64_t> formats, group_sizes, windows, ropes;
   for (const DecoderLayerWeights& layer : layers) {
     for (const PackedWeight* w :
          {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate_up, &layer.down}) {
@@ -160,7 +161,13 @@ at::Tensor call_decode_step(const char* overload, const at::Tensor& input,
       formats.push_back(static_cast<int64_t>(w->format));
       group_sizes.push_back(w->group_size);
     }
-    norms.insert(norms.end(), {layer.input_norm, layer.post_norm});
+    for (const auto& norm : {layer.input_norm, layer.post_norm}) norms.push_back(norm);
+    for (const auto& norm : {layer.q_norm, layer.k_norm}) head_norms.push_back(norm);
+    for (const auto& norm : {layer.attention_out_norm, layer.mlp_out_norm}) {
+      out_norms.push_back(norm);
+    }
+    windows.push_back(layer.window);
+    ropes.push_back(layer.rope);
     k_caches.push_back(layer.k_cache);
     v_caches.push_back(layer.v_cache);
   }
@@ -174,20 +181,23 @@ at::Tensor call_decode_step(const char* overload, const at::Tensor& input,
   const auto group_size = [](const std::optional<PackedWeight>& w) {
     return w ? w->group_size : 0;
   };
+  using Norms = c10::List<OptionalTensor>;
   using Step = at::Tensor(
-      const at::Tensor&, at::TensorList, at::TensorList, const c10::List<OptionalTensor>&,
+      const at::Tensor&, at::TensorList, const Norms&, const Norms&, const Norms&, const Norms&,
       at::TensorList, at::TensorList, const at::Tensor&, const at::Tensor&, const at::Tensor&,
       at::IntArrayRef, at::IntArrayRef, int64_t, int64_t, double, bool, std::string_view, bool,
-      std::optional<double>, std::optional<int64_t>, const OptionalTensor&,
-      std::optional<at::TensorList>, std::optional<at::TensorList>, const OptionalTensor&, int64_t,
-      int64_t, const OptionalTensor&, int64_t, int64_t, int64_t);
+      std::optional<double>, at::IntArrayRef, bool, const OptionalTensor&,
+      std::optional<at::TensorList>, std::optional<at::TensorList>, double, at::IntArrayRef,
+      std::optional<double>, double, const OptionalTensor&, int64_t, int64_t, double,
+      const OptionalTensor&, int64_t, int64_t, int64_t, double, std::optional<double>);
   return op<Step>("fasttps::decode_step", overload)
-      .call(input, weights, norms, c10::List<OptionalTensor>(), k_caches, v_caches, seq_lens, cos,
-            sin, formats, group_sizes, o.num_heads, o.intermediate_size, o.norm_eps,
-            o.int8_activation, o.activation, o.interleaved, o.scale, o.window, o.kv_start,
-            std::nullopt, std::nullopt, packed(o.embedding), format(o.embedding),
-            group_size(o.embedding), packed(o.lm_head), format(o.lm_head), group_size(o.lm_head),
-            o.vocab_size);
+      .call(input, weights, norms, Norms(), head_norms, out_norms, k_caches, v_caches, seq_lens,
+            cos, sin, formats, group_sizes, o.num_heads, o.intermediate_size, o.norm_eps,
+            o.int8_activation, o.activation, o.interleaved, o.scale, windows, o.ring, o.kv_start,
+            std::nullopt, std::nullopt, o.norm_offset, ropes, o.softcap, o.residual_scale,
+            packed(o.embedding), format(o.embedding), group_size(o.embedding), o.embedding_scale,
+            packed(o.lm_head), format(o.lm_head), group_size(o.lm_head), o.vocab_size,
+            o.logits_scale, o.logits_softcap);
 }
 
 }  // namespace

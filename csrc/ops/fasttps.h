@@ -138,11 +138,16 @@ struct PackedWeight {
   int64_t group_size = 0;
 };
 
-// One decoder layer. Norms are [hidden_size], caches [batch, num_kv_heads, max_seq_len, head_dim].
+// One decoder layer. Norms are [hidden_size], those of q and k [head_dim] or of all heads; caches
+// [batch, num_kv_heads, slots, head_dim].
 struct DecoderLayerWeights {
-  at::Tensor input_norm, post_norm;
+  std::optional<at::Tensor> input_norm, post_norm;  // before the attention, before the MLP
   PackedWeight q, k, v, o, gate_up, down;
   at::Tensor k_cache, v_cache;
+  std::optional<at::Tensor> q_norm = {}, k_norm = {};
+  std::optional<at::Tensor> attention_out_norm = {}, mlp_out_norm = {};  // of what they add
+  int64_t window = 0;                                                    // positions; 0: none
+  int64_t rope = 0;  // table of cos and sin; -1: none
 };
 
 struct DecodeStepOptions {
@@ -153,12 +158,18 @@ struct DecodeStepOptions {
   std::string activation = "silu";  // or gelu, gelu_tanh
   bool interleaved = false;
   std::optional<double> scale = {};  // default head_dim^-0.5
-  std::optional<int64_t> window = {};
+  bool ring = false;                 // layers with a window keep rings: slot = position mod slots
   std::optional<at::Tensor> kv_start = {};
+  double norm_offset = 0.0;  // added to the weights of all norms
+  std::optional<double> softcap = {};
+  double residual_scale = 1.0;  // of what attention and MLP add
   std::optional<at::Tensor> final_norm = {};
   std::optional<PackedWeight> embedding = {};  // with token ids
   std::optional<PackedWeight> lm_head = {};
   int64_t vocab_size = 0;  // of embedding and lm_head
+  double embedding_scale = 1.0;
+  double logits_scale = 1.0;
+  std::optional<double> logits_softcap = {};
 };
 
 // A few new tokens through decoder layers, and the model's ends where they are given, as one op.

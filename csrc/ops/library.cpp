@@ -11,15 +11,18 @@
   "int? window=None, float? softcap=None, Tensor? sinks=None, bool ring=False, "                 \
   "Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None)"
 
-#define FASTTPS_DECODE_STEP_ARGS                                                                   \
-  "(Tensor input, Tensor[] weights, Tensor[] norms, Tensor?[] biases, Tensor(a!)[] k_caches, "     \
-  "Tensor(b!)[] v_caches, Tensor seq_lens, Tensor cos, Tensor sin, *, int[] formats, "             \
-  "int[] group_sizes, int num_heads, int intermediate_size, float norm_eps, "                      \
-  "bool int8_activation=False, str activation='silu', bool interleaved=False, float? scale=None, " \
-  "int? window=None, Tensor? kv_start=None, Tensor(c!)[]? k_scales=None, "                         \
-  "Tensor(d!)[]? v_scales=None, Tensor? embedding=None, int embedding_format=0, "                  \
-  "int embedding_group_size=0, Tensor? lm_head=None, int lm_head_format=0, "                       \
-  "int lm_head_group_size=0, int vocab_size=0)"
+#define FASTTPS_DECODE_STEP_ARGS                                                               \
+  "(Tensor input, Tensor[] weights, Tensor?[] norms, Tensor?[] biases, Tensor?[] head_norms, " \
+  "Tensor?[] out_norms, Tensor(a!)[] k_caches, Tensor(b!)[] v_caches, Tensor seq_lens, "       \
+  "Tensor cos, Tensor sin, *, int[] formats, int[] group_sizes, int num_heads, "               \
+  "int intermediate_size, float norm_eps, bool int8_activation=False, str activation='silu', " \
+  "bool interleaved=False, float? scale=None, int[] windows=[], bool ring=False, "             \
+  "Tensor? kv_start=None, Tensor(c!)[]? k_scales=None, Tensor(d!)[]? v_scales=None, "          \
+  "float norm_offset=0., int[] ropes=[], float? softcap=None, float residual_scale=1., "       \
+  "Tensor? embedding=None, int embedding_format=0, int embedding_group_size=0, "               \
+  "float embedding_scale=1., Tensor? lm_head=None, int lm_head_format=0, "                     \
+  "int lm_head_group_size=0, int vocab_size=0, float logits_scale=1., "                        \
+  "float? logits_softcap=None)"
 
 TORCH_LIBRARY(fasttps, m) {
   m.def(

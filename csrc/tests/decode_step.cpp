@@ -35,6 +35,22 @@ TEST_P(DecodeStepKernels, RmsNormOfZerosIsZero) {
   EXPECT_EQ(out, x);
 }
 
+TEST_P(DecodeStepKernels, ScaleRowMatchesFloat64) {
+  for (const size_t count : {1, 7, 16, 33, 1000}) {
+    for (const float softcap : {0.0f, 2.5f, 30.0f}) {
+      const std::vector<float> x = normal(count, 24, 20.0f);
+      std::vector<float> out = x;
+      kernels().scale_row(out.data(), static_cast<int64_t>(count), 0.7f, softcap);
+      for (size_t i = 0; i < count; ++i) {
+        double exact = double{0.7f} * x[i];
+        if (softcap > 0.0f) exact = softcap * std::tanh(exact / softcap);
+        // Rounded factors, and tanh, which is 1 ulp off or 2.
+        EXPECT_NEAR(out[i], exact, 0x1p-21 * std::abs(exact)) << count << " at " << i;
+      }
+    }
+  }
+}
+
 TEST_P(DecodeStepKernels, ArgmaxIsTheFirstOfTheLargest) {
   for (const size_t count : {1, 5, 16, 1023, 1024, 1025, 5000}) {
     std::vector<float> x = normal(count, 23);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from functools import partial
 
 import pytest
@@ -61,7 +62,7 @@ def test_token_ids_to_logits(device, dtype, new_tokens):
 
 
 @pytest.mark.parametrize(
-    "options", [{"window": 3}, {"window": 100}, {"kv_start": torch.tensor([2, 0])}]
+    "options", [{"windows": [3]}, {"windows": [100, 100]}, {"kv_start": torch.tensor([2, 0])}]
 )
 def test_what_a_token_may_see(device, dtype, options):
     decoder = Decoder(dtype=dtype, options=options)
@@ -312,7 +313,20 @@ WRONG = {
         lambda: base() | {"intermediate_size": 0},
     ),
     "norm_eps": (ValueError, "norm_eps", lambda: base() | {"norm_eps": float("nan")}),
-    "window": (ValueError, "window", lambda: base() | {"window": 0}),
+    "window": (ValueError, "windows", lambda: base() | {"windows": [-1]}),
+    "windows": (ValueError, "windows", lambda: base() | {"windows": [1, 2, 3]}),
+    "ring": (ValueError, "windows", lambda: base() | {"windows": [25], "ring": True}),
+    "head_norms": (ValueError, "head_norms", lambda: base() | {"head_norms": [None]}),
+    "head norm": (ValueError, "head_norms", lambda: base() | {"head_norms": [torch.ones(3)] * 4}),
+    "out_norms": (ValueError, "out_norms", lambda: base() | {"out_norms": [None] * 3}),
+    "out norm": (ValueError, "out_norms", lambda: base() | {"out_norms": [torch.ones(3)] * 4}),
+    "norm_offset": (ValueError, "norm_offset", lambda: base() | {"norm_offset": math.nan}),
+    "residual_scale": (ValueError, "residual_scale", lambda: base() | {"residual_scale": math.inf}),
+    "logits_scale": (ValueError, "logits_scale", lambda: base() | {"logits_scale": math.inf}),
+    "softcap": (ValueError, "softcap", lambda: base() | {"softcap": 0.0}),
+    "logits_softcap": (ValueError, "logits_softcap", lambda: base() | {"logits_softcap": -1.0}),
+    "ropes": (ValueError, "ropes", lambda: base() | {"ropes": [0, 1]}),
+    "ropes' count": (ValueError, "ropes", lambda: base() | {"ropes": [0]}),
     "scale": (ValueError, "scale", lambda: base() | {"scale": float("inf")}),
     "kv_start": (ValueError, "kv_start", lambda: base() | {"kv_start": torch.tensor([1])}),
     "activation": (ValueError, "activation", lambda: base() | {"activation": "relu"}),

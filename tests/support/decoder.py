@@ -157,8 +157,8 @@ class Decoder:
         slot = torch.arange(self.max_seq_len)
         row = past[:, None, None] + torch.arange(new_tokens)[None, :, None]
         visible = slot <= row
-        if arguments.get("window") is not None:
-            visible &= slot > row - arguments["window"]
+        if arguments.get("windows"):  # the same of every layer
+            visible &= slot > row - arguments["windows"][0]
         if arguments.get("kv_start") is not None:
             visible &= slot >= arguments["kv_start"][:, None, None]
         for layer in range(self.layers):

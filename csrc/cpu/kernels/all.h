@@ -54,6 +54,7 @@ constexpr KernelTable kernel_table_for(const char* isa, uint32_t required_featur
        causal_prefill_bf16<Vec, Int8>},
       merge_attention<Vec>,
       rms_norm_row<Vec>,
+      scale_row<Vec>,
       argmax_f32<Vec>,
       {float_linear_kernels<F32Product<Vec>>(), float_linear_kernels<Bf16Linear<Vec>>(),
        float_linear_kernels<WidenedProduct<Vec, F16>>(),

@@ -31,6 +31,18 @@ void rms_norm_row(const float* x, const float* weight, float eps, int64_t count,
   }
 }
 
+// x = factor * x, then softcap * tanh(x / softcap) where softcap > 0.
+template <class Vec>
+void scale_row(float* x, int64_t count, float factor, float softcap) {
+  const Vec scale = Vec::set(softcap > 0.0f ? factor / softcap : factor), cap = Vec::set(softcap);
+  const auto scaled = [&](Vec v) { return softcap > 0.0f ? cap * tanh(v * scale) : v * scale; };
+  int64_t i = 0;
+  for (; i + Vec::kLanes <= count; i += Vec::kLanes) scaled(Vec::load(x + i)).store(x + i);
+  if (i < count) {
+    store_partial<Vec, F32>(scaled(load_partial<Vec, F32>(x + i, count - i)), x + i, count - i);
+  }
+}
+
 // The first index of the largest of count >= 1 values; a NaN is larger than all.
 template <class Vec>
 int64_t argmax_f32(const float* x, int64_t count) {

@@ -34,8 +34,8 @@ struct Look {
 
 // The arguments of decode_step that stay from token to token, in torch.classes' order.
 struct DecodeStepBindings {
-  Tensors weights, norms;
-  c10::List<std::optional<at::Tensor>> biases;
+  Tensors weights;
+  OptionalTensors norms, biases, head_norms, out_norms;
   Tensors k_caches, v_caches;
   std::vector<int64_t> formats, group_sizes;
   int64_t num_heads, intermediate_size;
@@ -44,12 +44,20 @@ struct DecodeStepBindings {
   std::string activation;
   bool interleaved;
   std::optional<double> scale;
-  std::optional<int64_t> window;
+  std::vector<int64_t> windows;
+  bool ring;
   std::optional<Tensors> k_scales, v_scales;
+  double norm_offset;
+  std::vector<int64_t> ropes;
+  std::optional<double> softcap;
+  double residual_scale;
   std::optional<at::Tensor> embedding;
   int64_t embedding_format, embedding_group_size;
+  double embedding_scale;
   std::optional<at::Tensor> lm_head;
   int64_t lm_head_format, lm_head_group_size, vocab_size;
+  double logits_scale;
+  std::optional<double> logits_softcap;
 };
 
 // decode_step with its weights and caches bound: torch.classes.fasttps.DecodeStep. The op takes
@@ -96,6 +104,8 @@ struct BoundDecodeStep : torch::CustomClassHolder {
             bound_.weights,
             bound_.norms,
             bound_.biases,
+            bound_.head_norms,
+            bound_.out_norms,
             bound_.k_caches,
             bound_.v_caches,
             seq_lens,
@@ -110,17 +120,25 @@ struct BoundDecodeStep : torch::CustomClassHolder {
             bound_.activation,
             bound_.interleaved,
             bound_.scale,
-            bound_.window,
+            bound_.windows,
+            bound_.ring,
             kv_start,
             list(bound_.k_scales),
             list(bound_.v_scales),
+            bound_.norm_offset,
+            bound_.ropes,
+            bound_.softcap,
+            bound_.residual_scale,
             bound_.embedding,
             bound_.embedding_format,
             bound_.embedding_group_size,
+            bound_.embedding_scale,
             bound_.lm_head,
             bound_.lm_head_format,
             bound_.lm_head_group_size,
-            bound_.vocab_size};
+            bound_.vocab_size,
+            bound_.logits_scale,
+            bound_.logits_softcap};
   }
 
   template <class Function>
@@ -129,9 +147,11 @@ struct BoundDecodeStep : torch::CustomClassHolder {
       for (const at::Tensor& t : tensors) function(t);
     };
     each(bound_.weights);
-    each(bound_.norms);
-    for (size_t i = 0; i < bound_.biases.size(); ++i) {
-      if (const std::optional<at::Tensor> bias = bound_.biases[i]) function(*bias);
+    for (const OptionalTensors* list :
+         {&bound_.norms, &bound_.biases, &bound_.head_norms, &bound_.out_norms}) {
+      for (size_t i = 0; i < list->size(); ++i) {
+        if (const std::optional<at::Tensor> t = (*list)[i]) function(*t);
+      }
     }
     each(bound_.k_caches);
     each(bound_.v_caches);
@@ -165,11 +185,13 @@ struct BoundDecodeStep : torch::CustomClassHolder {
 
 TORCH_LIBRARY_FRAGMENT(fasttps, m) {
   m.class_<BoundDecodeStep>("DecodeStep")
-      .def(torch::init<Tensors, Tensors, c10::List<std::optional<at::Tensor>>, Tensors, Tensors,
-                       std::vector<int64_t>, std::vector<int64_t>, int64_t, int64_t, double, bool,
-                       std::string, bool, std::optional<double>, std::optional<int64_t>,
-                       std::optional<Tensors>, std::optional<Tensors>, std::optional<at::Tensor>,
-                       int64_t, int64_t, std::optional<at::Tensor>, int64_t, int64_t, int64_t>())
+      .def(torch::init<
+           Tensors, OptionalTensors, OptionalTensors, OptionalTensors, OptionalTensors, Tensors,
+           Tensors, std::vector<int64_t>, std::vector<int64_t>, int64_t, int64_t, double, bool,
+           std::string, bool, std::optional<double>, std::vector<int64_t>, bool,
+           std::optional<Tensors>, std::optional<Tensors>, double, std::vector<int64_t>,
+           std::optional<double>, double, std::optional<at::Tensor>, int64_t, int64_t, double,
+           std::optional<at::Tensor>, int64_t, int64_t, int64_t, double, std::optional<double>>())
       .def("run", &BoundDecodeStep::run);
 }
 

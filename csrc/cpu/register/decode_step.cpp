@@ -10,7 +10,8 @@ namespace {
 
 at::Tensor decode_step(const DecodeStepArgs& args, bool argmax) {
   const DecodeStepShape shape = check_decode_step(args);
-  return run_decode_step(args, shape, decoder_model(args, shape), argmax);
+  DecoderModel model = decoder_model(args, shape);
+  return run_decode_step(args, shape, model, argmax);
 }
 
 using Cpu = DecodeStepEntry<decode_step>;

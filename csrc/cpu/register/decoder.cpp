@@ -25,6 +25,7 @@ struct Shared {
   DecoderAttention attention;
   PanelQueue queue;
   std::unique_ptr<float[]> gated;  // [tokens, intermediate_size]
+  std::unique_ptr<float[]> added;  // [tokens, hidden_size], what attention or MLP adds; or null
   std::vector<Best> best;          // [threads, tokens]
 };
 
@@ -42,6 +43,7 @@ std::unique_ptr<float[]> floats(int64_t count) {
 struct Workspace {
   std::unique_ptr<float[]> rows;       // [tokens, widest row]
   std::unique_ptr<float[]> norm;       // [hidden_size]
+  std::unique_ptr<float[]> x;          // [tokens, hidden_size], where the team adds to no x
   std::unique_ptr<char[]> activation;  // [tokens] prepared rows
 };
 
@@ -54,7 +56,8 @@ class Worker {
         shared_(shared),
         space_(space),
         member_(member),
-        attention_(step, kernels, shared.attention, member) {}
+        attention_(step, kernels, shared.attention, member),
+        x_(step.x) {}
 
   void run() {
     embed();
@@ -64,16 +67,14 @@ class Worker {
       member_.wait();
       attention_.run(layer);
       member_.wait();
-      attention_.merge(space_.rows.get());
+      attention_.merge(layer, space_.rows.get());
       use_rows(space_.rows.get(), step_.num_heads * step_.head_dim);
-      linear(layer.o, step_.x, step_.hidden_size, /*accumulate=*/true);
-      member_.wait();
+      add(layer.o, layer.attention_out_norm);
       norm(layer.post_norm);
       gate_up(layer.gate_up);
       member_.wait();
       use_rows(shared_.gated.get(), step_.intermediate_size);
-      linear(layer.down, step_.x, step_.hidden_size, /*accumulate=*/true);
-      member_.wait();
+      add(layer.down, layer.mlp_out_norm);
     }
     finish();
   }
@@ -83,20 +84,55 @@ class Worker {
     if (step_.ids == nullptr) return;
     const PackedMatrix& table = step_.embedding;
     for (int64_t i = member_.begin(step_.tokens()); i < member_.end(step_.tokens()); ++i) {
+      float* row = step_.x + i * step_.hidden_size;
       kernels_.unpack_row[table.format](table.packed, table.cols, table.group_size, step_.ids[i],
-                                        step_.x + i * step_.hidden_size);
+                                        row);
+      if (step_.embedding_scale != 1.0f) {
+        kernels_.scale_row(row, step_.hidden_size, step_.embedding_scale, 0.0f);
+      }
     }
     member_.wait();
   }
 
-  // rows_ = norm(x), for all tokens.
+  // rows_ = norm(x), for all tokens; x itself without a weight.
   void norm(const NormWeight& weight) {
-    kernels_.load_row[weight.type](weight.weight, space_.norm.get(), step_.hidden_size);
+    if (weight.weight == nullptr) {
+      use_rows(x_, step_.hidden_size);
+      return;
+    }
+    load_norm(step_, kernels_, weight, step_.hidden_size, space_.norm.get());
     for (int64_t i = 0; i < step_.tokens(); ++i) {
-      kernels_.rms_norm_row(step_.x + i * step_.hidden_size, space_.norm.get(), step_.norm_eps,
+      kernels_.rms_norm_row(x_ + i * step_.hidden_size, space_.norm.get(), step_.norm_eps,
                             step_.hidden_size, space_.rows.get() + i * step_.hidden_size);
     }
     use_rows(space_.rows.get(), step_.hidden_size);
+  }
+
+  // x += residual_scale * norm(matrix rows). Without a norm and a scale the products add to the x
+  // of all; else every thread adds to an x of its own, which costs less than a barrier.
+  void add(const PackedMatrix& matrix, const NormWeight& weight) {
+    if (shared_.added == nullptr) {
+      linear(matrix, step_.x, step_.hidden_size, /*accumulate=*/true);
+      member_.wait();
+      return;
+    }
+    linear(matrix, shared_.added.get(), step_.hidden_size, /*accumulate=*/false);
+    member_.wait();
+    const int64_t size = step_.hidden_size;
+    if (weight.weight != nullptr) {
+      load_norm(step_, kernels_, weight, size, space_.norm.get());
+    }
+    for (int64_t i = 0; i < step_.tokens(); ++i) {
+      const float* from = shared_.added.get() + i * size;
+      if (weight.weight != nullptr) {
+        kernels_.rms_norm_row(from, space_.norm.get(), step_.norm_eps, size, space_.rows.get());
+        from = space_.rows.get();
+      }
+      const float* before = x_ + i * size;
+      float* x = space_.x.get() + i * size;
+      for (int64_t c = 0; c < size; ++c) x[c] = before[c] + step_.residual_scale * from[c];
+    }
+    x_ = space_.x.get();
   }
 
   // The f32 rows [tokens, cols] that the next products take.
@@ -195,10 +231,10 @@ class Worker {
     if (step_.final_norm != nullptr) {
       norm(*step_.final_norm);
     } else {
-      use_rows(step_.x, step_.hidden_size);
+      use_rows(x_, step_.hidden_size);
     }
     if (step_.lm_head.kernels == nullptr) {
-      if (step_.final_norm == nullptr) return;
+      if (rows_ == step_.x) return;
       member_.wait();  // every thread has read x
       const int64_t begin = member_.begin(step_.tokens()), end = member_.end(step_.tokens());
       std::memcpy(step_.x + begin * step_.hidden_size, rows_ + begin * step_.hidden_size,
@@ -211,8 +247,10 @@ class Worker {
     if (best != nullptr) std::fill_n(best, step_.tokens(), Best{kMinusInf, -1});
     share(head.panels, head.panel_bytes, [&](int64_t begin, int64_t end) {
       run_range(t, head.kernels->linear, begin, end);
-      if (best != nullptr)
-        find_best(begin * kPanelRows, std::min(head.rows, end * kPanelRows), best);
+      begin *= kPanelRows;
+      end = std::min(head.rows, end * kPanelRows);
+      scale_logits(begin, end);
+      if (best != nullptr) find_best(begin, end, best);
     });
     if (best == nullptr) return;
     member_.wait();
@@ -222,6 +260,16 @@ class Worker {
         first = better(first, shared_.best[m * step_.tokens() + i]);
       }
       step_.argmax[i] = first.index;
+    }
+  }
+
+  void scale_logits(int64_t begin, int64_t end) const {
+    // A soft-cap keeps the order of the logits.
+    const float softcap = step_.argmax == nullptr ? step_.logits_softcap : 0.0f;
+    if (step_.logits_scale == 1.0f && softcap == 0.0f) return;
+    for (int64_t i = 0; i < step_.tokens(); ++i) {
+      float* logits = step_.logits + i * step_.lm_head.rows;
+      kernels_.scale_row(logits + begin, end - begin, step_.logits_scale, softcap);
     }
   }
 
@@ -249,6 +297,7 @@ class Worker {
   const Workspace& space_;
   const TeamMember& member_;
   AttentionWorker attention_;
+  const float* x_;  // the residual stream: that of all, or this thread's own
 
   int64_t phase_ = 0;  // of the queue
   const float* rows_ = nullptr;
@@ -257,6 +306,15 @@ class Worker {
   ActivationKind kind_ = kActF32;
   int64_t cols_padded_ = 0;
 };
+
+// Whether what a layer adds to x is more than a product.
+bool adds_in_two_steps(const DecoderStep& step) {
+  const auto has_norm = [](const DecoderLayer& layer) {
+    return layer.attention_out_norm.weight != nullptr || layer.mlp_out_norm.weight != nullptr;
+  };
+  return step.residual_scale != 1.0f ||
+         std::any_of(step.layers.begin(), step.layers.end(), has_norm);
+}
 
 Workspace make_workspace(const DecoderStep& step) {
   const int64_t widest = std::max(step.hidden_size, step.num_heads * step.head_dim);
@@ -273,6 +331,7 @@ Workspace make_workspace(const DecoderStep& step) {
   Workspace space;
   space.rows = floats(step.tokens() * widest);
   space.norm = floats(step.hidden_size);
+  if (adds_in_two_steps(step)) space.x = floats(step.tokens() * step.hidden_size);
   space.activation =
       std::make_unique_for_overwrite<char[]>(static_cast<size_t>(step.tokens() * bytes));
   return space;
@@ -285,6 +344,7 @@ void run_decoder_step(const DecoderStep& step, const KernelTable& kernels, int64
   Shared shared{DecoderAttention(step, threads),
                 PanelQueue(threads),
                 floats(step.tokens() * step.intermediate_size),
+                adds_in_two_steps(step) ? floats(step.tokens() * step.hidden_size) : nullptr,
                 {}};
   if (step.argmax != nullptr) shared.best.resize(static_cast<size_t>(threads * step.tokens()));
   std::vector<Workspace> spaces;

@@ -23,8 +23,8 @@ struct PackedMatrix {
 };
 
 struct NormWeight {
-  const void* weight;
-  ElementType type;
+  const void* weight = nullptr;  // null: no norm
+  ElementType type = kF32;
 };
 
 // One cache tensor [batch, num_kv_heads, max_seq_len, head_dim] of a layer; strides in elements.
@@ -35,10 +35,20 @@ struct CacheView {
   int64_t scale_batch_stride, scale_head_stride, scale_slot_stride;
 };
 
+struct HeadNorm {
+  NormWeight weight;
+  bool over_all = false;  // one norm over all heads, not one a head
+};
+
 struct DecoderLayer {
-  NormWeight input_norm, post_norm;
+  NormWeight input_norm, post_norm;             // before the attention, before the MLP
+  NormWeight attention_out_norm, mlp_out_norm;  // of what they add
+  HeadNorm q_norm, k_norm;
   PackedMatrix q, k, v, o, gate_up, down;
   CacheView k_cache, v_cache;
+  int64_t window = 0;      // positions; past any length where there is none
+  int64_t ring = 0;        // slots: slot = position mod ring; 0: slot = position
+  int64_t rope_table = 0;  // -1: none
 };
 
 struct DecoderStep {
@@ -46,26 +56,30 @@ struct DecoderStep {
   int64_t num_heads, num_kv_heads, head_dim;
   ElementType cache_type;
   float norm_eps;
+  float norm_offset;  // added to every weight of a norm
   float scale;
-  int64_t window;  // positions; past any length where there is none
+  float softcap;         // 0: none
+  float residual_scale;  // of what attention and MLP add
   Activation activation;
   bool interleaved;
   int64_t rotary_dim;
-  const float* cos;  // [1 or batch, new_tokens, rotary_dim]
+  const float* cos;  // [tables, 1 or batch, new_tokens, rotary_dim]
   const float* sin;
-  int64_t rope_batch_stride;  // floats; 0 where sequences share their rows
-  const int64_t* seq_lens;    // [batch]
-  const int64_t* kv_start;    // [batch]
+  int64_t rope_table_stride, rope_batch_stride;  // floats; 0 where sequences share their rows
+  const int64_t* seq_lens;                       // [batch]
+  const int64_t* kv_start;                       // [batch]
   std::span<const DecoderLayer> layers;
 
   // Either ids and an embedding, or x holds the input when the step begins.
   const int64_t* ids = nullptr;  // [batch * new_tokens]
   PackedMatrix embedding;
+  float embedding_scale = 1.0f;
   float* x = nullptr;  // [batch * new_tokens, hidden_size], the residual stream
 
   const NormWeight* final_norm = nullptr;
-  PackedMatrix lm_head;       // kernels null: none
-  float* logits = nullptr;    // [batch * new_tokens, lm_head.rows]
+  PackedMatrix lm_head;     // kernels null: none
+  float* logits = nullptr;  // [batch * new_tokens, lm_head.rows]
+  float logits_scale = 1.0f, logits_softcap = 0.0f;
   int64_t* argmax = nullptr;  // null or [batch * new_tokens]
 
   int64_t tokens() const { return batch * new_tokens; }

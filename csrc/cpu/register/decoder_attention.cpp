@@ -23,17 +23,46 @@ float* scale_of(const CacheView& cache, const Segment& s) {
 }  // namespace
 
 DecoderAttention::DecoderAttention(const DecoderStep& step, int64_t threads)
-    : plan(plan_attention(step, threads)),
-      padded_dim((step.head_dim + 15) / 16 * 16),
+    : padded_dim((step.head_dim + 15) / 16 * 16),
       rows(step.new_tokens * (step.num_heads / step.num_kv_heads)),
       state_floats(rows * (padded_dim + 3)),
       q(floats(step.tokens() * step.num_heads * step.head_dim)),
       k(floats(step.tokens() * step.num_kv_heads * step.head_dim)),
-      v(floats(step.tokens() * step.num_kv_heads * step.head_dim)),
-      states(floats(state_floats * static_cast<int64_t>(plan.segments.size()))) {
+      v(floats(step.tokens() * step.num_kv_heads * step.head_dim)) {
+  size_t segments = 0;
+  bool norms_heads = false, norms_all = false;
+  for (const DecoderLayer& layer : step.layers) {
+    const auto is_planned = [&](const auto& plan) { return plan.first == layer.window; };
+    if (std::none_of(plans.begin(), plans.end(), is_planned)) {
+      plans.emplace_back(layer.window, plan_attention(step, layer.window, threads));
+      segments = std::max(segments, plans.back().second.segments.size());
+    }
+    for (const HeadNorm* norm : {&layer.q_norm, &layer.k_norm}) {
+      norms_heads |= norm->weight.weight != nullptr;
+      norms_all |= norm->over_all;
+    }
+  }
+  states = floats(state_floats * static_cast<int64_t>(segments));
+  const int64_t heads = (step.num_heads + step.num_kv_heads) * step.head_dim;
   for (int64_t t = 0; t < threads; ++t) {
     scratch.push_back(floats(kMaxQueryRows * padded_dim + attention_scratch_floats(padded_dim)));
+    if (norms_heads) {
+      norms.push_back(floats(heads + step.head_dim + (norms_all ? step.tokens() * heads : 0)));
+    }
   }
+}
+
+const AttentionPlan& DecoderAttention::plan(const DecoderLayer& layer) const {
+  size_t i = 0;
+  while (plans[i].first != layer.window) ++i;
+  return plans[i].second;
+}
+
+void load_norm(const DecoderStep& step, const KernelTable& kernels, const NormWeight& norm,
+               int64_t count, float* out) {
+  kernels.load_row[norm.type](norm.weight, out, count);
+  if (step.norm_offset == 0.0f) return;
+  for (int64_t i = 0; i < count; ++i) out[i] += step.norm_offset;
 }
 
 AttentionWorker::AttentionWorker(const DecoderStep& step, const KernelTable& kernels,
@@ -45,7 +74,14 @@ AttentionWorker::AttentionWorker(const DecoderStep& step, const KernelTable& ker
       scratch_(shared.scratch[static_cast<size_t>(member.index)].get()) {}
 
 void AttentionWorker::run(const DecoderLayer& layer) {
-  const AttentionPlan& plan = shared_.plan;
+  float* room = nullptr;
+  if (!shared_.norms.empty()) {
+    head_ = shared_.norms[static_cast<size_t>(member_.index)].get();
+    room = head_ + step_.head_dim;
+  }
+  q_ = normalize(layer.q_norm, shared_.q.get(), step_.num_heads, room);
+  k_ = normalize(layer.k_norm, shared_.k.get(), step_.num_kv_heads, room);
+  const AttentionPlan& plan = shared_.plan(layer);
   const auto parts = static_cast<int64_t>(plan.part_begin.size()) - 1;
   const size_t first = plan.part_begin[member_.begin(parts)];
   const size_t last = plan.part_begin[member_.end(parts)];
@@ -55,27 +91,47 @@ void AttentionWorker::run(const DecoderLayer& layer) {
   }
 }
 
-void AttentionWorker::merge(float* out) {
-  const std::vector<Segment>& segments = shared_.plan.segments;
+void AttentionWorker::merge(const DecoderLayer& layer, float* out) {
+  const std::vector<Segment>& segments = shared_.plan(layer).segments;
   for (size_t i = 0; i < segments.size();) {
     size_t end = i + 1;
     while (!segments[end - 1].appends) ++end;  // the last segment of a cache appends
-    for (int64_t r = 0; r < shared_.rows; ++r) merge_row(i, end, r, out);
+    for (int64_t r = 0; r < shared_.rows; ++r) merge_row(segments.data(), i, end, r, out);
     i = end;
   }
 }
 
-RopeRow AttentionWorker::rope(const float* x, int64_t batch, int64_t token, float factor,
-                              float* out) const {
-  const int64_t row = batch * step_.rope_batch_stride + token * step_.rotary_dim;
-  return {x,
-          step_.cos + row,
-          step_.sin + row,
-          step_.rotary_dim,
-          step_.head_dim,
-          step_.interleaved,
-          factor,
-          out};
+// `room` is moved past what is used of it.
+AttentionWorker::Heads AttentionWorker::normalize(const HeadNorm& norm, const float* rows,
+                                                  int64_t heads, float*& room) const {
+  if (norm.weight.weight == nullptr) return {rows, heads, nullptr};
+  const int64_t count = norm.over_all ? heads * step_.head_dim : step_.head_dim;
+  float* weight = room;
+  room += heads * step_.head_dim;
+  load_norm(step_, kernels_, norm.weight, count, weight);
+  if (!norm.over_all) return {rows, heads, weight};
+  float* out = room;
+  room += step_.tokens() * count;
+  for (int64_t i = 0; i < step_.tokens(); ++i) {
+    kernels_.rms_norm_row(rows + i * count, weight, step_.norm_eps, count, out + i * count);
+  }
+  return {out, heads, nullptr};
+}
+
+void AttentionWorker::rotate(const DecoderLayer& layer, const Heads& from, int64_t batch,
+                             int64_t token, int64_t head, float factor, float* out) const {
+  const float* x =
+      from.rows + ((batch * step_.new_tokens + token) * from.heads + head) * step_.head_dim;
+  if (from.weight != nullptr) {
+    kernels_.rms_norm_row(x, from.weight, step_.norm_eps, step_.head_dim, head_);
+    x = head_;
+  }
+  const bool turns = layer.rope_table >= 0;
+  const int64_t row = turns ? layer.rope_table * step_.rope_table_stride +
+                                  batch * step_.rope_batch_stride + token * step_.rotary_dim
+                            : 0;
+  kernels_.rope_row[kF32]({x, step_.cos + row, step_.sin + row, turns ? step_.rotary_dim : 0,
+                           step_.head_dim, step_.interleaved, factor, out});
 }
 
 void AttentionWorker::append(const DecoderLayer& layer, const Segment& s) {
@@ -83,8 +139,9 @@ void AttentionWorker::append(const DecoderLayer& layer, const Segment& s) {
   for (int64_t token = 0; token < step_.new_tokens; ++token) {
     const int64_t from =
         ((s.batch * step_.new_tokens + token) * step_.num_kv_heads + s.kv_head) * step_.head_dim;
-    const int64_t slot = step_.seq_lens[s.batch] + token;
-    kernels_.rope_row[kF32](rope(shared_.k.get() + from, s.batch, token, 1.0f, row));
+    const int64_t position = step_.seq_lens[s.batch] + token;
+    const int64_t slot = layer.ring > 0 ? position % layer.ring : position;
+    rotate(layer, k_, s.batch, token, s.kv_head, 1.0f, row);
     store(layer.k_cache, s, slot, row);
     store(layer.v_cache, s, slot, shared_.v.get() + from);
   }
@@ -107,24 +164,19 @@ char* AttentionWorker::address(const CacheView& cache, int64_t element) const {
   return static_cast<char*>(cache.data) + element * kBytes[step_.cache_type];
 }
 
-// Row r of a segment is token r / group, head kv_head * group + r % group.
-int64_t AttentionWorker::query_offset(const Segment& s, int64_t r) const {
-  const int64_t token = s.batch * step_.new_tokens + r / group();
-  return (token * step_.num_heads + s.kv_head * group() + r % group()) * step_.head_dim;
-}
-
 void AttentionWorker::attend(const DecoderLayer& layer, const Segment& s, float* state) {
   const int64_t rows = shared_.rows, padded = shared_.padded_dim;
   float* query = scratch_;
-  const auto factor = static_cast<float>(step_.scale * kLog2E);
+  const bool capped = step_.softcap > 0.0f;
+  const auto factor = static_cast<float>(capped ? double{step_.scale} / step_.softcap
+                                                : double{step_.scale} * kLog2E);
   int64_t first[kMaxQueryRows], last[kMaxQueryRows];
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t token = r / group();
     float* row = query + r * padded;
-    kernels_.rope_row[kF32](
-        rope(shared_.q.get() + query_offset(s, r), s.batch, token, factor, row));
+    rotate(layer, q_, s.batch, token, head_of(s, r), factor, row);
     std::fill(row + step_.head_dim, row + padded, 0.0f);
-    first[r] = first_position(step_, s.batch, token);
+    first[r] = first_position(step_, layer.window, s.batch, token);
     last[r] = step_.seq_lens[s.batch] + token;
   }
   AttentionTask task{};
@@ -150,19 +202,28 @@ void AttentionWorker::attend(const DecoderLayer& layer, const Segment& s, float*
   task.v_scale = scale_of(v, s);
   task.k_scale_stride = k.scale_slot_stride;
   task.v_scale_stride = v.scale_slot_stride;
-  task.begin = s.begin;
-  task.end = s.end;
   task.first = first;
   task.last = last;
   // int8 keys and values are rounded far more than a 16-bit query.
   task.bf16_factor = step_.cache_type == kInt8 ? factor : 0.0f;
+  task.softcap_log2 = capped ? static_cast<float>(step_.softcap * kLog2E) : 0.0f;
   task.scratch = query + kMaxQueryRows * padded;
-  kernels_.rope_attention_decode[step_.cache_type](task);
+  // A ring is walked in runs of slots that lie behind each other.
+  for (int64_t begin = s.begin; begin < s.end; begin = task.end) {
+    const int64_t slot = layer.ring > 0 ? begin % layer.ring : begin;
+    task.slot_shift = begin - slot;
+    task.begin = begin;
+    task.end = layer.ring > 0 ? std::min(s.end, begin + layer.ring - slot) : s.end;
+    kernels_.rope_attention_decode[step_.cache_type](task);
+  }
 }
 
-void AttentionWorker::merge_row(size_t begin, size_t end, int64_t r, float* heads) {
+void AttentionWorker::merge_row(const Segment* segments, size_t begin, size_t end, int64_t r,
+                                float* heads) {
   const int64_t rows = shared_.rows;
-  float* out = heads + query_offset(shared_.plan.segments[begin], r);
+  const Segment& s = segments[begin];
+  const int64_t token = s.batch * step_.new_tokens + r / group();
+  float* out = heads + (token * step_.num_heads + head_of(s, r)) * step_.head_dim;
   float max = kMinusInf;
   for (size_t i = begin; i < end; ++i) max = std::max(max, state(i)[r]);
   const float shift = max == kMinusInf ? 0.0f : max;

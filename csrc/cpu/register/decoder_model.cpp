@@ -12,6 +12,8 @@
 namespace fasttps::cpu {
 namespace {
 
+constexpr int64_t kNoWindow = int64_t{1} << 61;
+
 PackedMatrix matrix(const at::Tensor& packed, PackedFormat format, int64_t rows, int64_t cols,
                     int64_t group_size, bool int8_activation, int64_t halves = 1) {
   PackedMatrix m;
@@ -47,8 +49,18 @@ CacheView cache_view(const at::Tensor& cache, const std::optional<at::TensorList
   return view;
 }
 
-NormWeight norm_weight(const at::Tensor& weight) {
-  return {weight.const_data_ptr(), element_type(weight)};
+NormWeight norm_weight(const OptionalTensors& norms, size_t at) {
+  if (at >= norms.size()) return {};
+  const std::optional<at::Tensor> weight = norms[at];
+  if (!weight) return {};
+  return {weight->const_data_ptr(), element_type(*weight)};
+}
+
+HeadNorm head_norm(const DecodeStepArgs& args, const DecodeStepShape& shape, size_t at) {
+  if (args.head_norms.empty()) return {};
+  const std::optional<at::Tensor> weight = args.head_norms[at];
+  if (!weight) return {};
+  return {norm_weight(args.head_norms, at), weight->numel() != shape.head_dim};
 }
 
 std::optional<at::Tensor> bias_of(const DecodeStepArgs& args, size_t at) {
@@ -75,8 +87,16 @@ DecoderLayer decoder_layer(const DecodeStepArgs& args, const DecodeStepShape& sh
     return m;
   };
   DecoderLayer out;
-  out.input_norm = norm_weight(args.norms[2 * layer]);
-  out.post_norm = norm_weight(args.norms[2 * layer + 1]);
+  out.input_norm = norm_weight(args.norms, 2 * layer);
+  out.post_norm = norm_weight(args.norms, 2 * layer + 1);
+  out.attention_out_norm = norm_weight(args.out_norms, 2 * layer);
+  out.mlp_out_norm = norm_weight(args.out_norms, 2 * layer + 1);
+  out.q_norm = head_norm(args, shape, 2 * layer);
+  out.k_norm = head_norm(args, shape, 2 * layer + 1);
+  const DecodeStepLayer& own = shape.layers[layer];
+  // No two positions of a cache lie so far apart.
+  out.window = own.window > 0 && (own.ring || own.window < own.slots) ? own.window : kNoWindow;
+  out.ring = own.ring ? own.slots : 0;
   out.q = weight(kQ, kBiasQ);
   out.k = weight(kK, kBiasK);
   out.v = weight(kV, kBiasV);
@@ -124,7 +144,7 @@ DecoderModel decoder_model(const DecodeStepArgs& args, const DecodeStepShape& sh
                shape.hidden_size, args.lm_head_group_size, args.int8_activation);
   }
   model.has_final_norm = shape.final_norm;
-  if (shape.final_norm) model.final_norm = norm_weight(args.norms.back());
+  if (shape.final_norm) model.final_norm = norm_weight(args.norms, args.norms.size() - 1);
   load_biases(args, model);
   return model;
 }
@@ -140,7 +160,7 @@ void load_biases(const DecodeStepArgs& args, DecoderModel& model) {
 }
 
 at::Tensor run_decode_step(const DecodeStepArgs& args, const DecodeStepShape& shape,
-                           const DecoderModel& model, bool argmax) {
+                           DecoderModel& model, bool argmax) {
   const DecodeStepPositions at = check_decode_step_values(args, shape);
   at::Tensor out = empty_decode_step_result(args, argmax);
   if (args.input.numel() == 0) return out;
@@ -158,15 +178,22 @@ at::Tensor run_decode_step(const DecodeStepArgs& args, const DecodeStepShape& sh
   step.cache_type = element_type(args.k_caches[0]);
   step.norm_eps = static_cast<float>(args.norm_eps);
   step.scale = args.scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
-  step.window = std::min(args.window.value_or(shape.max_seq_len), shape.max_seq_len);
+  step.softcap = static_cast<float>(args.softcap.value_or(0.0));
+  step.norm_offset = static_cast<float>(args.norm_offset);
+  step.residual_scale = static_cast<float>(args.residual_scale);
   step.activation = static_cast<Activation>(shape.activation);
   step.interleaved = args.interleaved;
   step.rotary_dim = shape.rotary_dim;
   step.cos = cos.data();
   step.sin = sin.data();
-  step.rope_batch_stride = args.cos.size(0) > 1 ? shape.new_tokens * shape.rotary_dim : 0;
+  const int64_t rope_rows = args.cos.size(-3);
+  step.rope_batch_stride = rope_rows > 1 ? shape.new_tokens * shape.rotary_dim : 0;
+  step.rope_table_stride = rope_rows * shape.new_tokens * shape.rotary_dim;
   step.seq_lens = at.seq_lens.data();
   step.kv_start = at.kv_start.data();
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    model.layers[i].rope_table = shape.layers[i].rope_table;
+  }
   step.layers = model.layers;
   at::Tensor logits;  // outlives the step
   const bool x_is_out = !args.lm_head;
@@ -175,6 +202,7 @@ at::Tensor run_decode_step(const DecodeStepArgs& args, const DecodeStepShape& sh
   if (args.embedding) {
     step.ids = at.ids.data();
     step.embedding = model.embedding;
+    step.embedding_scale = static_cast<float>(args.embedding_scale);
   } else {
     const at::Tensor rows = args.input.contiguous();
     kernels().load_row[element_type(rows)](rows.const_data_ptr(), step.x, rows.numel());
@@ -184,6 +212,8 @@ at::Tensor run_decode_step(const DecodeStepArgs& args, const DecodeStepShape& sh
     step.lm_head = model.lm_head;
     logits = argmax ? at::empty({step.tokens() * args.vocab_size}, floats) : out;
     step.logits = logits.mutable_data_ptr<float>();
+    step.logits_scale = static_cast<float>(args.logits_scale);
+    step.logits_softcap = static_cast<float>(args.logits_softcap.value_or(0.0));
     if (argmax) step.argmax = out.mutable_data_ptr<int64_t>();
   }
   run_decoder_step(step, kernels(), worthwhile_threads(step));

@@ -30,6 +30,6 @@ void load_biases(const DecodeStepArgs& args, DecoderModel& model);
 
 // One step of checked arguments through their model: the op itself. Checks what lies in memory.
 at::Tensor run_decode_step(const DecodeStepArgs& args, const DecodeStepShape& shape,
-                           const DecoderModel& model, bool argmax);
+                           DecoderModel& model, bool argmax);
 
 }  // namespace fasttps::cpu

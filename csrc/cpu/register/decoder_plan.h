@@ -19,9 +19,9 @@ struct AttentionPlan {
   std::vector<size_t> part_begin;  // segments of part p: part_begin[p] <= i < part_begin[p + 1]
 };
 
-AttentionPlan plan_attention(const DecoderStep& step, int64_t parts);
+AttentionPlan plan_attention(const DecoderStep& step, int64_t window, int64_t parts);
 
 // The first position that new token `token` of a sequence may see.
-int64_t first_position(const DecoderStep& step, int64_t batch, int64_t token);
+int64_t first_position(const DecoderStep& step, int64_t window, int64_t batch, int64_t token);
 
 }  // namespace fasttps::cpu

@@ -16,15 +16,18 @@ MATRICES = 6  # q, k, v, o, gate_up, down
 BIASES = 7  # q, k, v, o, gate, up, down
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(x.dtype)
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimension; x without a weight."""
+    if weight is None:
+        return x
+    factor = weight.to(x.dtype) + offset
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * factor
 
 
 def decode_step(
     input: Tensor,
     weights: Sequence[Tensor],
-    norms: Sequence[Tensor],
+    norms: Sequence[Tensor | None],
     biases: Sequence[Tensor | None],
     k_caches: Sequence[Tensor],
     v_caches: Sequence[Tensor],
@@ -41,26 +44,37 @@ def decode_step(
     activation: str = "silu",
     interleaved: bool = False,
     scale: float | None = None,
-    window: int | None = None,
+    windows: Sequence[int] = (),
+    ring: bool = False,
     kv_start: Tensor | None = None,
     k_scales: Sequence[Tensor] | None = None,
     v_scales: Sequence[Tensor] | None = None,
+    head_norms: Sequence[Tensor | None] = (),
+    out_norms: Sequence[Tensor | None] = (),
+    norm_offset: float = 0.0,
+    ropes: Sequence[int] = (),
+    softcap: float | None = None,
+    residual_scale: float = 1.0,
     embedding: Tensor | None = None,
     embedding_format: int = 0,
     embedding_group_size: int = 0,
+    embedding_scale: float = 1.0,
     lm_head: Tensor | None = None,
     lm_head_format: int = 0,
     lm_head_group_size: int = 0,
     vocab_size: int = 0,
+    logits_scale: float = 1.0,
+    logits_softcap: float | None = None,
     argmax: bool = False,
 ) -> Tensor:
     """New tokens through the layers in float64; the result is rounded to float32."""
-    hidden_size = norms[0].size(0)
     num_kv_heads, head_dim = k_caches[0].size(1), k_caches[0].size(3)
     if embedding is None:
         x = input.double()
+        hidden_size = x.size(-1)
     else:
-        x = packed_embedding(
+        hidden_size = next(n.size(0) for n in (*norms, *out_norms) if n is not None)
+        x = embedding_scale * packed_embedding(
             input,
             embedding,
             format=embedding_format,
@@ -69,6 +83,8 @@ def decode_step(
             group_size=embedding_group_size,
             dtype=torch.float64,
         )
+    if cos.dim() == 3:
+        cos, sin = cos[None], sin[None]
     rows = (num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim, hidden_size)
 
     def project(x: Tensor, layer: int, which: int) -> Tensor:
@@ -86,32 +102,45 @@ def decode_step(
     def bias(layer: int, which: int) -> Tensor | None:
         return biases[layer * BIASES + which] if len(biases) else None
 
+    def norm(x: Tensor, weights: Sequence[Tensor | None], at: int) -> Tensor:
+        return rms_norm(x, weights[at] if len(weights) else None, norm_eps, norm_offset)
+
+    def norm_heads(x: Tensor, at: int) -> Tensor:
+        """[batch, tokens, heads * head_dim] as [batch, tokens, heads, head_dim]."""
+        weight = head_norms[at] if len(head_norms) else None
+        heads = x.unflatten(-1, (-1, head_dim))
+        if weight is None or weight.numel() == head_dim:
+            return rms_norm(heads, weight, norm_eps, norm_offset)
+        return rms_norm(x, weight, norm_eps, norm_offset).view_as(heads)
+
     for layer in range(len(k_caches)):
-        normed = rms_norm(x, norms[2 * layer], norm_eps)
-        query, key, value = (
-            project(normed, layer, which).unflatten(-1, (-1, head_dim)) for which in range(3)
-        )
+        normed = norm(x, norms, 2 * layer)
+        query, key, value = (project(normed, layer, which) for which in range(3))
+        window = windows[layer if len(windows) > 1 else 0] if len(windows) else 0
+        table = ropes[layer] if len(ropes) else 0
         attended = rope_attention_decode(
-            query,
-            key,
-            value,
+            norm_heads(query, 2 * layer),
+            norm_heads(key, 2 * layer + 1),
+            value.unflatten(-1, (-1, head_dim)),
             k_caches[layer],
             v_caches[layer],
             seq_lens,
-            cos,
-            sin,
+            None if table < 0 else cos[table],
+            None if table < 0 else sin[table],
             interleaved=interleaved,
             scale=scale,
-            window=window,
+            window=window or None,
+            ring=ring and window > 0,
             kv_start=kv_start,
+            softcap=softcap,
             k_scale=None if k_scales is None else k_scales[layer],
             v_scale=None if v_scales is None else v_scales[layer],
         )
         assert isinstance(attended, Tensor)
-        x = x + project(attended.flatten(-2), layer, 3)
+        x = x + residual_scale * norm(project(attended.flatten(-2), layer, 3), out_norms, 2 * layer)
         gate_up, down = layer * MATRICES + 4, layer * MATRICES + 5
-        x = x + gate_up_silu_mlp(
-            rms_norm(x, norms[2 * layer + 1], norm_eps),
+        added = gate_up_silu_mlp(
+            norm(x, norms, 2 * layer + 1),
             weights[gate_up],
             weights[down],
             gate_up_format=formats[gate_up],
@@ -125,8 +154,9 @@ def decode_step(
             up_bias=bias(layer, 5),
             down_bias=bias(layer, 6),
         )
+        x = x + residual_scale * norm(added, out_norms, 2 * layer + 1)
     if len(norms) > 2 * len(k_caches):
-        x = rms_norm(x, norms[-1], norm_eps)
+        x = norm(x, norms, -1)
     if lm_head is not None:
         x = packed_linear(
             x,
@@ -136,4 +166,7 @@ def decode_step(
             group_size=lm_head_group_size,
             int8_activation=int8_activation,
         )
+        x = logits_scale * x
+        if logits_softcap is not None:
+            x = logits_softcap * torch.tanh(x / logits_softcap)
     return x.argmax(-1) if argmax else x.float()
