@@ -116,6 +116,17 @@ def step_call(int8_cache=False):
     return arguments | {"kv_start": torch.tensor([1, 0])}
 
 
+def step_call_with_more_norms():
+    arguments = step_call()
+    return arguments | {
+        "head_norms": [torch.ones(16)] * 4,
+        "out_norms": [torch.ones(40), None] * 2,
+        "windows": [3, 0],
+        "ropes": [0, -1],
+        "softcap": 2.0,
+    }
+
+
 # name -> (op, overload, keyword arguments)
 CALLS = {
     **{
@@ -140,6 +151,7 @@ CALLS = {
     "packed_embedding": ("packed_embedding", "default", embedding_call),
     "decode_step": ("decode_step", "default", step_call),
     "decode_step.argmax": ("decode_step", "argmax", step_call),
+    "decode_step-norms": ("decode_step", "default", step_call_with_more_norms),
     "decode_step-int8": ("decode_step", "default", lambda: step_call(int8_cache=True)),
     **{
         op: (op, "default", lambda op=op: packed_call(op))

@@ -107,6 +107,8 @@ class Decoder:
             "weights": weights,
             "norms": norms,
             "biases": biases,
+            "head_norms": [],
+            "out_norms": [],
             "k_caches": kv[: self.layers],
             "v_caches": kv[self.layers :],
             "seq_lens": seq_lens,
