@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -88,6 +88,8 @@ class StaticKVCache(Cache):
             else:
                 layers.append(StaticKVLayer(max_seq_len, self._steps, at, dtype))
         super().__init__(layers=layers)
+        self._rings = [layer for layer in layers if isinstance(layer, SlidingKVLayer)]
+        self._is_plain = len(keep_keys) == len(layers)
 
     @classmethod
     def for_model(cls, model: nn.Module, max_seq_len: int) -> StaticKVCache:
@@ -106,16 +108,36 @@ class StaticKVCache(Cache):
         return [layer for layer in self.layers if not isinstance(layer, StaticKVLayer)]
 
     def step_start(
-        self, batch: int, new_tokens: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+        self,
+        batch: int,
+        new_tokens: int,
+        windows: Sequence[int],
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
     ) -> int | None:
-        """Tokens in the cache, if it is one of such keys and has room for more of them."""
+        """Tokens in the cache, if an op can append such keys to all layers, of these windows."""
         layers: Any = self.layers
-        if len(self.kv_layers) < len(layers) or any(layer.is_sliding for layer in layers):
+        if self._steps.differ or not self._is_plain:
             return None
-        if self._steps.differ or not layers[0].takes(batch, num_kv_heads, head_dim, dtype):
+        if not layers[0].takes(batch, num_kv_heads, head_dim, dtype):
+            return None
+        if self._rings and not all(
+            layer.takes_step(window, new_tokens) for layer, window in zip(layers, windows)
+        ):
             return None
         start = self._steps.length
         return start if start + new_tokens <= self.max_seq_len else None
+
+    def begin_step(self, new_tokens: int) -> Tensor:
+        """The lengths that an op takes, which is about to append to every layer.
+
+        Raises:
+            ValueError: a sliding layer has lost tokens of its window.
+        """
+        for ring in self._rings:
+            ring.begin(new_tokens)
+        return self._steps.seq_lens
 
     def step_buffers(self) -> tuple[list[Tensor], list[Tensor], list[Tensor] | None, Any]:
         """Keys, values and, of an int8 cache, their scales, each a list over the layers."""

@@ -126,6 +126,10 @@ class StaticKVLayer(CacheLayerMixin):
             dtype,
         )
 
+    def takes_step(self, window: int, new_tokens: int) -> bool:
+        """Whether an op can append so many tokens at once under a window (0: none)."""
+        return window == 0
+
     def _allocate(
         self,
         batch: int,

@@ -52,12 +52,23 @@ class SlidingKVLayer(StaticKVLayer):
     def reserve(self, key: Tensor, value: Tensor) -> Tensor:
         """As of every layer, and raises ValueError where tokens of the window are lost."""
         seq_lens = super().reserve(key, value)
-        if not torch.compiler.is_compiling():
-            self._check_intact(self.steps.shortest, "a step after one that was broken off")
-        end = seq_lens.max() + key.size(1)
-        before = self._highest * (seq_lens.max() > 0)  # an empty layer begins anew
-        self._highest.copy_(torch.maximum(before, end))
+        if torch.compiler.is_compiling():
+            end = seq_lens.max() + key.size(1)
+            before = self._highest * (seq_lens.max() > 0)  # an empty layer begins anew
+            self._highest.copy_(torch.maximum(before, end))
+        else:
+            self.begin(key.size(1))
         return seq_lens
+
+    def begin(self, new_tokens: int) -> None:
+        """So many tokens are about to be written."""
+        self._check_intact(self.steps.shortest, "a step after one that was broken off")
+        filled = self.filled
+        before = int(self._highest) if filled > 0 else 0
+        self._highest.fill_(max(before, filled + new_tokens))
+
+    def takes_step(self, window: int, new_tokens: int) -> bool:
+        return 0 < window <= self.window and new_tokens <= self.piece
 
     def check_crop(self, length: int) -> None:
         self._check_intact(length, f"crop to {length} tokens")

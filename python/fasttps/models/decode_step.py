@@ -1,31 +1,26 @@
 """A decoder's next tokens as one op: what `generate` calls a patched model for, token by token.
 
 Knows transformers' calling convention of a causal LM, our cache and the ops; knows no family. A
-family makes its class from it and says where the parts lie:
+family makes its class from it and gives its anatomy:
 `class LlamaForCausalLM(FusedCausalLM, modeling_llama.LlamaForCausalLM)`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import wraps
 from itertools import chain
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from fasttps import _C
+from fasttps.models import attention_interface
+from fasttps.models.decode_plan import Plan, make_plan
+from fasttps.models.decoder_parts import Anatomy, parts_of
 from fasttps.models.fused_module import FusedModule, ReadOriginal
-from fasttps.models.model_watch import hooks_below, own_forward, watch
-from fasttps.models.packed_module import PackedTensor, packing_epoch
-from fasttps.ops.decode_step import DecodeStep
-
-MAX_TOKENS = 8  # new tokens of a sequence; more are a prompt, which the layers take one by one
-MAX_ROWS = 64  # new tokens of a sequence times query heads of a KV head, as the op has it
-TABLE_ROWS = 1024  # the RoPE table grows by so many positions
+from fasttps.models.rope_table import RopeTable, rope_obstacle
 
 # Of a causal LM's forward, in this order since long before transformers 5.
 _POSITIONAL = (
@@ -38,66 +33,6 @@ _POSITIONAL = (
     "use_cache",
     "logits_to_keep",
 )
-
-
-@dataclass(frozen=True)
-class Layer:
-    """The parts of one decoder layer."""
-
-    norms: tuple[Tensor, Tensor]
-    weights: tuple[PackedTensor | None, ...]  # q, k, v, o, gate_up, down
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A model as the op takes it; the family says where each part lies."""
-
-    layers: Sequence[Layer]
-    final_norm: Tensor
-    embedding: PackedTensor | None  # None: a plain weight, whose rows are taken before the op
-    lm_head: PackedTensor | None
-    head_dim: int
-    num_heads: int
-    num_kv_heads: int
-    norm_eps: float
-    scale: float
-    activation: str
-    settings: Sequence[tuple[dict[str, Any], str]]  # where those numbers lie: dict, key
-
-
-@dataclass
-class Plan:
-    """Arguments of the op that do not change between tokens, and what they rest on."""
-
-    epoch: int  # of packing: packed buffers are replaced when weights are loaded or moved
-    watch: _C.ModuleWatch
-    hooks: list[dict[Any, Any]]
-    lists: tuple[Any, ...] = ()  # weights, norms, biases
-    options: dict[str, Any] = field(default_factory=dict)
-    obstacle: str | None = None
-    max_tokens: int = MAX_TOKENS
-    rotary: Any = None
-    kind: tuple[Any, ...] = ()  # num_kv_heads, head_dim and dtype of the keys
-    # By cache, for as long as it lives: its tensors watched, and the op bound to them.
-    bound: WeakKeyDictionary[Any, tuple[_C.ModuleWatch, DecodeStep]] = field(
-        default_factory=WeakKeyDictionary
-    )
-
-    def is_current(self) -> bool:
-        return self.epoch == packing_epoch() and self.watch.is_unchanged()
-
-    def step(self, cache: Any) -> DecodeStep:
-        """The op on the plan's weights and the tensors that `cache` has now."""
-        found = self.bound.get(cache)
-        if found is not None and found[0].is_unchanged():
-            return found[1]
-        weights, norms, biases = self.lists
-        keys, values, k_scales, v_scales = cache.step_buffers()
-        scales = {"k_scales": k_scales, "v_scales": v_scales}
-        step = DecodeStep(weights, norms, biases, keys, values, **scales, **self.options)
-        watch = _C.ModuleWatch(cache.step_entries())
-        self.bound[cache] = watch, step
-        return step
 
 
 class FusedCausalLM(FusedModule):
@@ -114,26 +49,41 @@ class FusedCausalLM(FusedModule):
     why_not: str | None = None
 
     dtype: torch.dtype
+    config: Any
+    model: Any
+    lm_head: Any
 
     # For the family to give:
-    output_class: ClassVar[Any]
-    own_attention: ClassVar[str]
-
-    def decoder_parts(self) -> Parts | str:
-        """The parts, or why the op cannot run them."""
-        raise NotImplementedError
+    anatomy: ClassVar[Anatomy]
+    config_keys: ClassVar[tuple[str, ...]] = ()  # of its own numbers, which the op is told
 
     def decoder(self) -> Any:
-        """The module that holds embed_tokens, layers and rotary_emb."""
-        raise NotImplementedError
+        """The module that holds embed_tokens, layers, norm and rotary_emb."""
+        return self.model
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """What enters the first layer."""
+        return self.decoder().embed_tokens(input_ids)
+
+    def rotaries(self) -> Sequence[Any]:
+        """The modules that compute RoPE's angles."""
+        return (self.decoder().rotary_emb,)
+
+    def angles(self, x: Tensor, position_ids: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
+        """cos and sin as the layers take them: a pair for each `FusedAttention.rope_table`."""
+        return (self.decoder().rotary_emb(x, position_ids),)
+
+    def factors(self) -> dict[str, Any]:
+        """Of residual, embedding and logits, where they are not 1, by the op's names."""
+        return {}
 
     def unfuse(self, read: ReadOriginal | None = None) -> None:
-        for name in ("_step_plan", "_rope_table", "why_not"):
+        for name in ("_step_plan", "_table", "why_not"):
             self.__dict__.pop(name, None)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_step_plan", "_rope_table", "why_not"):
+        for name in ("_step_plan", "_table", "why_not"):
             state.pop(name, None)
         return state
 
@@ -170,7 +120,7 @@ class FusedCausalLM(FusedModule):
                 self.__dict__["why_not"] = reason
                 logits = logits[:, -keep:] if keep else logits
                 fields = {"logits": logits.to(self.dtype), self.cache_name(): cache}
-                return self.output_class(**fields)
+                return CausalLMOutputWithPast(**fields)
         self.__dict__["why_not"] = reason
         return None
 
@@ -201,7 +151,7 @@ class FusedCausalLM(FusedModule):
             return f"{new_tokens} new tokens"
         start = None
         if hasattr(cache, "step_start"):
-            start = cache.step_start(batch, new_tokens, *plan.kind)
+            start = cache.step_start(batch, new_tokens, plan.windows, *plan.kind)
         if start is None:
             return "not a StaticKVCache that holds tokens of this batch and has room for more"
         if kv_start is None:
@@ -212,9 +162,10 @@ class FusedCausalLM(FusedModule):
         if isinstance(rope, str):
             return rope
         if "embedding" not in plan.options:
-            input_ids = self.decoder().embed_tokens(input_ids)
-        seq_lens = cache.seq_lens
-        out = plan.step(cache)(input_ids, seq_lens, *rope, kv_start=kv_start, argmax=argmax)
+            input_ids = self.embed(input_ids)
+        step = plan.step(cache)
+        seq_lens = cache.begin_step(new_tokens)
+        out = step(input_ids, seq_lens, *rope, kv_start=kv_start, argmax=argmax)
         cache.end_step(new_tokens)
         return out
 
@@ -247,12 +198,35 @@ class FusedCausalLM(FusedModule):
     def prompt_logits(
         self, input_ids: Tensor, cache: Any, position_ids: Tensor, count: int
     ) -> Tensor:
-        """What `prompt` does, by the family, where nothing is padded."""
-        raise NotImplementedError
+        """What `prompt` does, where nothing is padded: no layer needs a mask."""
+        decoder, anatomy, factors = self.decoder(), self.anatomy, self.factors()
+        residual = factors.get("residual_scale", 1.0)
+        x = self.embed(input_ids)
+        pairs = self.angles(x, position_ids)
+        *layers, last = decoder.layers
+        for layer in layers:
+            x = layer(
+                x,
+                position_ids=position_ids,
+                use_cache=True,
+                position_embeddings=pairs[max(0, layer.self_attn.rope_table)],
+                **{self.cache_name(): cache},
+            )
+            x = x[0] if isinstance(x, tuple) else x  # of some families before transformers 5
+        before, after = anatomy.norms_of(last), anatomy.out_norms_of(last) or (None, None)
+        x, rows = x[:, -count:], _norm(before[0], x)
+        pair = pairs[max(0, last.self_attn.rope_table)]
+        added = last.self_attn.forward_last(rows, pair, cache, count)
+        x = x + _norm(after[0], added) * residual
+        x = x + _norm(after[1], last.mlp(_norm(before[1], x))) * residual
+        logits = self.lm_head(decoder.norm(x)) * factors.get("logits_scale", 1.0)
+        if (softcap := factors.get("logits_softcap")) is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        return logits
 
     def cache_name(self) -> str:
         """Of the argument and the field, which changed in transformers 5.24."""
-        fields = self.output_class.__dataclass_fields__
+        fields = CausalLMOutputWithPast.__dataclass_fields__
         return "cache" if "cache" in fields else "past_key_values"
 
     def _runnable_plan(self, input_ids: Any) -> Plan | str:
@@ -264,7 +238,7 @@ class FusedCausalLM(FusedModule):
         if torch.is_autocast_enabled("cpu"):
             return "autocast"
         config: Any = self.config
-        if config._attn_implementation != self.own_attention or config.output_attentions:
+        if config._attn_implementation != attention_interface.NAME or config.output_attentions:
             return f"the config asks for {config._attn_implementation} attention or its weights"
         if getattr(config, "output_hidden_states", False):
             return "the config asks for hidden states"
@@ -284,50 +258,20 @@ class FusedCausalLM(FusedModule):
         return plan
 
     def _make_plan(self) -> Plan:
-        hooks, parts = hooks_below(self), self.decoder_parts()
-        settings = () if isinstance(parts, str) else parts.settings
-        plan = Plan(packing_epoch(), watch(self, hooks, settings), hooks)
+        decoder = self.decoder()
+        heads = self.config.num_attention_heads
+        parts = parts_of(self.anatomy, decoder, self.lm_head, heads)
         if isinstance(parts, str):
-            plan.obstacle = parts
-            return plan
-        if (changed := own_forward(self)) is not None:
-            plan.obstacle = f"{changed} has a forward of its own"
-            return plan
-        weights = [w for layer in parts.layers for w in layer.weights if w is not None]
-        if parts.lm_head is None or len(weights) < sum(len(x.weights) for x in parts.layers):
-            plan.obstacle = "not every weight is packed"
-            return plan
-        int8 = {w.int8_activation for w in (*weights, parts.lm_head)}
-        if len(int8) > 1:
-            plan.obstacle = "some weights take int8 activations and some do not"
-            return plan
-        biases = [bias for w in weights for bias in (w.bias if _is_pair(w.bias) else (w.bias,))]
-        norms = [norm for layer in parts.layers for norm in layer.norms]
-        plan.lists = (
-            [w.packed for w in weights],
-            [*norms, parts.final_norm],
-            biases if any(bias is not None for bias in biases) else [],
-        )
-        plan.options = {
-            "formats": [int(w.format) for w in weights],
-            "group_sizes": [w.group_size for w in weights],
-            "num_heads": parts.num_heads,
-            "intermediate_size": weights[4].rows,  # of gate_up
-            "norm_eps": parts.norm_eps,
-            "int8_activation": int8.pop(),
-            "activation": parts.activation,
-            "scale": parts.scale,
-            "vocab_size": parts.lm_head.rows,
-        }
-        for name, packed in (("lm_head", parts.lm_head), ("embedding", parts.embedding)):
-            if packed is not None:
-                plan.options[name] = packed.packed
-                plan.options[f"{name}_format"] = int(packed.format)
-                plan.options[f"{name}_group_size"] = packed.group_size
-        plan.rotary = self.decoder().rotary_emb
-        plan.kind = (parts.num_kv_heads, parts.head_dim, self.dtype)
-        plan.max_tokens = min(MAX_TOKENS, MAX_ROWS * parts.num_kv_heads // parts.num_heads)
-        return plan
+            return make_plan(self, parts, ())
+        if (reason := rope_obstacle(self.rotaries())) is not None:
+            return make_plan(self, reason, ())
+        own = (vars(decoder.config), vars(self.config))
+        keys = ("sliding_window", *self.config_keys)
+        parts.settings += [(config, key) for config in own for key in keys if key in config]
+        parts.options |= self.factors()
+        attention = decoder.layers[0].self_attn
+        rows = parts.weights[1].rows  # of k
+        return make_plan(self, parts, (rows // attention.head_dim, attention.head_dim, self.dtype))
 
     def _rope(
         self,
@@ -337,11 +281,7 @@ class FusedCausalLM(FusedModule):
         new_tokens: int,
         max_seq_len: int,
     ) -> tuple[Tensor, Tensor] | str:
-        """cos and sin [1 or batch, new_tokens, rotary_dim] in the model's dtype, from a table."""
-        rotary, dtype = plan.rotary, plan.kind[-1]
-        kind = getattr(rotary, "rope_type", None)
-        if kind not in STATIC_ROPE:
-            return f"RoPE of type {kind} changes with the length"
+        """cos and sin of the new tokens as the op takes them, in the model's dtype."""
         first = start
         rows: Tensor | None = None
         if position_ids is not None:
@@ -354,13 +294,24 @@ class FusedCausalLM(FusedModule):
         last = int(rows.max()) if rows is not None else first + new_tokens - 1
         if first < 0 or (rows is not None and int(rows.min()) < 0):
             return "a negative position"
-        table: RopeTable | None = self.__dict__.get("_rope_table")
-        if table is None or not table.serves(rotary, dtype) or last >= table.rows:
-            table = RopeTable(rotary, dtype, max(last + 1, max_seq_len))
-            self.__dict__["_rope_table"] = table
+        cos, sin = self._rope_table(plan.kind[-1], max(last + 1, max_seq_len)).of(last)
         if rows is None:
-            return table.cos.narrow(1, first, new_tokens), table.sin.narrow(1, first, new_tokens)
-        return table.cos[0][rows], table.sin[0][rows]
+            return cos.narrow(-2, first, new_tokens), sin.narrow(-2, first, new_tokens)
+        return cos.squeeze(-3)[..., rows, :], sin.squeeze(-3)[..., rows, :]
+
+    def _rope_table(self, dtype: torch.dtype, rows: int) -> RopeTable:
+        table: RopeTable | None = self.__dict__.get("_table")
+        rotaries = self.rotaries()
+        if table is None or not table.serves(rotaries, dtype) or rows > table.rows:
+            table = RopeTable(rotaries, self._angles_of_op, dtype, rows)
+            self.__dict__["_table"] = table
+        return table
+
+    def _angles_of_op(self, position_ids: Tensor) -> list[tuple[Tensor, Tensor]]:
+        x = torch.zeros(1, dtype=self.dtype)
+        attentions = [layer.self_attn for layer in self.decoder().layers]
+        turning = next(a for a in attentions if a.rope_table >= 0)
+        return [turning.rope(pair) for pair in self.angles(x, position_ids)]
 
 
 def _is_idle(hook: Any) -> bool:
@@ -369,43 +320,6 @@ def _is_idle(hook: Any) -> bool:
     They record where a later call asks for it, and such a call goes module by module.
     """
     return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"
-
-
-# The kinds of transformers' RoPE whose angles depend on the position alone.
-STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
-
-
-class RopeTable:
-    """cos and sin [1, rows, rotary_dim] of one rotary module, as it computes them itself."""
-
-    def __init__(self, rotary: Any, dtype: torch.dtype, rows: int) -> None:
-        self.rows = -(-rows // TABLE_ROWS) * TABLE_ROWS
-        self._rotary, self._dtype = rotary, dtype
-        self._frequencies = rotary.inv_freq
-        self._state = _state(rotary)
-        with torch.inference_mode(False), torch.no_grad():
-            positions = torch.arange(self.rows)[None]
-            self.cos, self.sin = rotary(torch.zeros(1, dtype=dtype), positions)
-
-    def serves(self, rotary: Any, dtype: torch.dtype) -> bool:
-        """Whether the table is that of `rotary` as it is now."""
-        return (
-            rotary is self._rotary
-            and rotary._buffers.get("inv_freq") is self._frequencies
-            and _state(rotary) == self._state
-            and dtype == self._dtype
-        )
-
-
-def _state(rotary: Any) -> tuple[Any, ...]:
-    """What changes with the values of a rotary module, but for inference tensors' own."""
-    frequencies: Tensor = rotary._buffers["inv_freq"]
-    version = 0 if frequencies.is_inference() else frequencies._version
-    return frequencies.data_ptr(), version, rotary.__dict__.get("attention_scaling")
-
-
-def _is_pair(bias: Any) -> bool:
-    return isinstance(bias, tuple)
 
 
 def _kv_start(mask: Tensor | None, batch: int, kv_len: int) -> Tensor | str | None:
@@ -425,6 +339,10 @@ def _kv_start(mask: Tensor | None, batch: int, kv_len: int) -> Tensor | str | No
     if not bool((shown == (torch.arange(kv_len) >= first[:, None])).all()):
         return "an attention mask with holes"
     return first
+
+
+def _norm(norm: Any, x: Tensor) -> Tensor:
+    return x if norm is None else norm(x)
 
 
 def forward_of(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,6 +15,8 @@ from fasttps.kv_cache import StaticKVCache
 from fasttps.models import attention_interface
 from fasttps.models.fused_module import FusedModule, ReadOriginal
 from fasttps.models.obstacles import has_kernels
+from fasttps.models.packed_linear import PackedLinear
+from fasttps.models.packed_module import PackedTensor
 from fasttps.models.patch_options import Options
 from fasttps.models.static_attention import Rules, attend_static
 
@@ -144,6 +146,23 @@ class FusedAttention(FusedModule):
     def rope(self, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
         """cos and sin as the op takes them; None: this layer does not rotate."""
         return position_embeddings
+
+    @property
+    def rope_table(self) -> int:
+        """Which of the tables of its model this layer rotates by, -1: none."""
+        return 0
+
+    def packed_projections(self) -> tuple[PackedTensor, ...] | str:
+        """q, k, v and o as `decode_step` takes them, or why they are not there."""
+        packed = []
+        for name in (*self.inputs, self.output):
+            linear: Any = self._modules[name]
+            if type(linear) is not PackedLinear:
+                return f"{name} is a {type(linear).__name__}, not a PackedLinear"
+            if linear.packed_weight is None:
+                return f"{name} is not packed"
+            packed.append(linear.packed_weight)
+        return tuple(packed)
 
     def rules(self, is_causal: bool) -> Rules:
         """What this attention does besides softmax(q k^T) v."""

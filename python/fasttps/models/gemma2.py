@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
+from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gemma2.modeling_gemma2 import (
     Gemma2Attention,
-    Gemma2ForCausalLM,
     Gemma2MLP,
     Gemma2TextScaledWordEmbedding,
 )
 
+from fasttps.models.decode_step import FusedCausalLM, forward_of
+from fasttps.models.decoder_parts import Anatomy
 from fasttps.models.fused_attention import FusedAttention
 from fasttps.models.fused_module import FusedModule
 from fasttps.models.gated_mlp import FusedGatedMLP
@@ -46,9 +50,33 @@ class PackedGemma2TextScaledWordEmbedding(PackedEmbedding, Gemma2TextScaledWordE
         return self.rows(input_ids) * self.embed_scale.to(self.weight.dtype)
 
 
-FUSED: tuple[type[FusedModule], ...] = (FusedGemma2MLP, FusedGemma2Attention)
+class Gemma2ForCausalLM(FusedCausalLM, modeling_gemma2.Gemma2ForCausalLM):
+    """A Gemma2ForCausalLM whose next tokens are one op."""
+
+    replaces = modeling_gemma2.Gemma2ForCausalLM
+    forward = forward_of(modeling_gemma2.Gemma2ForCausalLM.forward)
+    anatomy = Anatomy(
+        modeling_gemma2.Gemma2Model,
+        modeling_gemma2.Gemma2DecoderLayer,
+        modeling_gemma2.Gemma2RMSNorm,
+        FusedGemma2Attention,
+        FusedGemma2MLP,
+        norms=("input_layernorm", "pre_feedforward_layernorm"),
+        out_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        norm_offset=1.0,
+        norm_eps="eps",
+    )
+    config_keys = ("final_logit_softcapping",)
+
+    def factors(self) -> dict[str, Any]:
+        table: Any = self.decoder().embed_tokens
+        scale = float(table.embed_scale.to(self.dtype))
+        return {"embedding_scale": scale, "logits_softcap": self.config.final_logit_softcapping}
+
+
+FUSED: tuple[type[FusedModule], ...] = (Gemma2ForCausalLM, FusedGemma2MLP, FusedGemma2Attention)
 LINEARS = (
     Linears(Gemma2Attention, "attention", ("q_proj", "k_proj", "v_proj", "o_proj")),
-    Linears(Gemma2ForCausalLM, "lm_head", ("lm_head",)),
+    Linears(modeling_gemma2.Gemma2ForCausalLM, "lm_head", ("lm_head",)),
 )
 EMBEDDINGS = (PackedGemma2TextScaledWordEmbedding,)

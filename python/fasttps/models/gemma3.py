@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import Tensor
+from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gemma3.modeling_gemma3 import (
     Gemma3Attention,
-    Gemma3ForCausalLM,
     Gemma3MLP,
     Gemma3TextScaledWordEmbedding,
 )
 
+from fasttps.models.decode_step import FusedCausalLM, forward_of
+from fasttps.models.decoder_parts import Anatomy
 from fasttps.models.fused_attention import FusedAttention
 from fasttps.models.fused_module import FusedModule
 from fasttps.models.gated_mlp import FusedGatedMLP
@@ -29,6 +34,11 @@ class FusedGemma3Attention(FusedAttention, Gemma3Attention):
     replaces = Gemma3Attention
     norms = ("q_norm", "k_norm")
 
+    @property
+    def rope_table(self) -> int:
+        """Sliding layers have angles of their own."""
+        return 1 if self.is_sliding else 0
+
 
 class PackedGemma3TextScaledWordEmbedding(PackedEmbedding, Gemma3TextScaledWordEmbedding):
     """Rows of the head's packed weight, scaled by sqrt(hidden_size)."""
@@ -41,9 +51,46 @@ class PackedGemma3TextScaledWordEmbedding(PackedEmbedding, Gemma3TextScaledWordE
         return self.rows(input_ids) * self.embed_scale.to(self.weight.dtype)
 
 
-FUSED: tuple[type[FusedModule], ...] = (FusedGemma3MLP, FusedGemma3Attention)
+class Gemma3ForCausalLM(FusedCausalLM, modeling_gemma3.Gemma3ForCausalLM):
+    """A Gemma3ForCausalLM whose next tokens are one op."""
+
+    replaces = modeling_gemma3.Gemma3ForCausalLM
+    forward = forward_of(modeling_gemma3.Gemma3ForCausalLM.forward)
+    anatomy = Anatomy(
+        modeling_gemma3.Gemma3TextModel,
+        modeling_gemma3.Gemma3DecoderLayer,
+        modeling_gemma3.Gemma3RMSNorm,
+        FusedGemma3Attention,
+        FusedGemma3MLP,
+        norms=("input_layernorm", "pre_feedforward_layernorm"),
+        out_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        norm_offset=1.0,
+        norm_eps="eps",
+    )
+    config_keys = ("final_logit_softcapping",)
+
+    def factors(self) -> dict[str, Any]:
+        table: Any = self.decoder().embed_tokens
+        scale = float(table.embed_scale.to(self.dtype))
+        return {"embedding_scale": scale, "logits_softcap": self.config.final_logit_softcapping}
+
+    def rotaries(self) -> Sequence[Any]:
+        decoder: Any = self.model
+        local = getattr(decoder, "rotary_emb_local", None)  # before transformers 5
+        return (decoder.rotary_emb,) if local is None else (decoder.rotary_emb, local)
+
+    def angles(self, x: Tensor, position_ids: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
+        full, *local = self.rotaries()
+        if local:
+            return full(x, position_ids), local[0](x, position_ids)
+        kinds = ("full_attention", "sliding_attention")
+        have = self.config.layer_types
+        return [full(x, position_ids, kind if kind in have else have[0]) for kind in kinds]
+
+
+FUSED: tuple[type[FusedModule], ...] = (Gemma3ForCausalLM, FusedGemma3MLP, FusedGemma3Attention)
 LINEARS = (
     Linears(Gemma3Attention, "attention", ("q_proj", "k_proj", "v_proj", "o_proj")),
-    Linears(Gemma3ForCausalLM, "lm_head", ("lm_head",)),
+    Linears(modeling_gemma3.Gemma3ForCausalLM, "lm_head", ("lm_head",)),
 )
 EMBEDDINGS = (PackedGemma3TextScaledWordEmbedding,)

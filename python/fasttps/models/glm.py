@@ -6,8 +6,11 @@ Its RoPE turns neighbours, in the first half of a head.
 from __future__ import annotations
 
 from torch import Tensor
-from transformers.models.glm.modeling_glm import GlmAttention, GlmForCausalLM, GlmMLP
+from transformers.models.glm import modeling_glm
+from transformers.models.glm.modeling_glm import GlmAttention, GlmMLP
 
+from fasttps.models.decode_step import FusedCausalLM, forward_of
+from fasttps.models.decoder_parts import Anatomy
 from fasttps.models.fused_attention import FusedAttention
 from fasttps.models.fused_module import FusedModule
 from fasttps.models.gated_mlp import FusedGatedMLP
@@ -38,8 +41,22 @@ class FusedGlmAttention(FusedAttention, GlmAttention):
         return cos, sin
 
 
-FUSED: tuple[type[FusedModule], ...] = (FusedGlmMLP, FusedGlmAttention)
+class GlmForCausalLM(FusedCausalLM, modeling_glm.GlmForCausalLM):
+    """A GlmForCausalLM whose next tokens are one op."""
+
+    replaces = modeling_glm.GlmForCausalLM
+    forward = forward_of(modeling_glm.GlmForCausalLM.forward)
+    anatomy = Anatomy(
+        modeling_glm.GlmModel,
+        modeling_glm.GlmDecoderLayer,
+        modeling_glm.GlmRMSNorm,
+        FusedGlmAttention,
+        FusedGlmMLP,
+    )
+
+
+FUSED: tuple[type[FusedModule], ...] = (GlmForCausalLM, FusedGlmMLP, FusedGlmAttention)
 LINEARS = (
     Linears(GlmAttention, "attention", ("q_proj", "k_proj", "v_proj", "o_proj")),
-    Linears(GlmForCausalLM, "lm_head", ("lm_head",)),
+    Linears(modeling_glm.GlmForCausalLM, "lm_head", ("lm_head",)),
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from transformers.models.mistral import modeling_mistral
 from transformers.models.mistral.modeling_mistral import (
     MistralAttention,
-    MistralForCausalLM,
     MistralMLP,
 )
 
+from fasttps.models.decode_step import FusedCausalLM, forward_of
+from fasttps.models.decoder_parts import Anatomy
 from fasttps.models.fused_attention import FusedAttention
 from fasttps.models.fused_module import FusedModule
 from fasttps.models.gated_mlp import FusedGatedMLP
@@ -30,8 +32,22 @@ class FusedMistralAttention(FusedAttention, MistralAttention):
         return self.config.sliding_window
 
 
-FUSED: tuple[type[FusedModule], ...] = (FusedMistralMLP, FusedMistralAttention)
+class MistralForCausalLM(FusedCausalLM, modeling_mistral.MistralForCausalLM):
+    """A MistralForCausalLM whose next tokens are one op."""
+
+    replaces = modeling_mistral.MistralForCausalLM
+    forward = forward_of(modeling_mistral.MistralForCausalLM.forward)
+    anatomy = Anatomy(
+        modeling_mistral.MistralModel,
+        modeling_mistral.MistralDecoderLayer,
+        modeling_mistral.MistralRMSNorm,
+        FusedMistralAttention,
+        FusedMistralMLP,
+    )
+
+
+FUSED: tuple[type[FusedModule], ...] = (MistralForCausalLM, FusedMistralMLP, FusedMistralAttention)
 LINEARS = (
     Linears(MistralAttention, "attention", ("q_proj", "k_proj", "v_proj", "o_proj")),
-    Linears(MistralForCausalLM, "lm_head", ("lm_head",)),
+    Linears(modeling_mistral.MistralForCausalLM, "lm_head", ("lm_head",)),
 )

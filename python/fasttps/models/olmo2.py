@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention, Olmo2ForCausalLM, Olmo2MLP
+from transformers.models.olmo2 import modeling_olmo2
+from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention, Olmo2MLP
 
+from fasttps.models.decode_step import FusedCausalLM, forward_of
+from fasttps.models.decoder_parts import Anatomy
 from fasttps.models.fused_attention import FusedAttention
 from fasttps.models.fused_module import FusedModule
 from fasttps.models.gated_mlp import FusedGatedMLP
@@ -37,8 +40,24 @@ class FusedOlmo2Attention(FusedAttention, Olmo2Attention):
         )
 
 
-FUSED: tuple[type[FusedModule], ...] = (FusedOlmo2MLP, FusedOlmo2Attention)
+class Olmo2ForCausalLM(FusedCausalLM, modeling_olmo2.Olmo2ForCausalLM):
+    """A Olmo2ForCausalLM whose next tokens are one op."""
+
+    replaces = modeling_olmo2.Olmo2ForCausalLM
+    forward = forward_of(modeling_olmo2.Olmo2ForCausalLM.forward)
+    anatomy = Anatomy(
+        modeling_olmo2.Olmo2Model,
+        modeling_olmo2.Olmo2DecoderLayer,
+        modeling_olmo2.Olmo2RMSNorm,
+        FusedOlmo2Attention,
+        FusedOlmo2MLP,
+        norms=(None, None),
+        out_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+    )
+
+
+FUSED: tuple[type[FusedModule], ...] = (Olmo2ForCausalLM, FusedOlmo2MLP, FusedOlmo2Attention)
 LINEARS = (
     Linears(Olmo2Attention, "attention", ("q_proj", "k_proj", "v_proj", "o_proj")),
-    Linears(Olmo2ForCausalLM, "lm_head", ("lm_head",)),
+    Linears(modeling_olmo2.Olmo2ForCausalLM, "lm_head", ("lm_head",)),
 )

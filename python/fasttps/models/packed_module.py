@@ -17,6 +17,7 @@ from fasttps.models.fused_module import FusedModule, ReadOriginal
 from fasttps.models.obstacles import return_freed_memory
 from fasttps.models.patch_options import Options
 
+PANEL_ROWS = 16  # of a packed weight
 _epoch = 0
 
 
@@ -88,6 +89,19 @@ class PackedTensor(NamedTuple):
     cols: int
     int8_activation: bool
     bias: Any
+
+    def slice(self, first: int, rows: int) -> PackedTensor | str:
+        """Rows [first, first + rows) as a weight of their own, or why they are none."""
+        panels = -(-self.rows // PANEL_ROWS)
+        panel_bytes = self.packed.numel() // panels
+        if first % PANEL_ROWS or (rows % PANEL_ROWS and first + rows < self.rows):
+            return f"rows {first} to {first + rows} are not whole panels of {PANEL_ROWS}"
+        if panel_bytes % 64:
+            return f"panels of {panel_bytes} bytes are not aligned"
+        begin, end = first // PANEL_ROWS, -(-(first + rows) // PANEL_ROWS)
+        packed = self.packed[begin * panel_bytes : end * panel_bytes]
+        bias = None if self.bias is None else self.bias[first : first + rows]
+        return self._replace(packed=packed, rows=rows, bias=bias)
 
 
 class PackedModule(FusedModule):
