@@ -17,6 +17,18 @@ import fasttps
 from fasttps.ops import PackedFormat
 
 
+def pack(weight: torch.Tensor, kind: shapes.WeightKind) -> torch.Tensor:
+    options = {"format": kind.format, "group_size": kind.group_size}
+    if kind.format != PackedFormat.INT4_ZERO:
+        return fasttps.ops.pack_weight(weight, **options)
+    rows, cols = weight.shape
+    quants, zeros = (
+        torch.randint(16, (rows, count), dtype=torch.uint8)
+        for count in (cols, cols // kind.group_size)
+    )
+    return fasttps.ops.pack_quants(quants, torch.rand(zeros.shape).half(), zeros, **options)
+
+
 def weight_calls(
     rows: int, cols: int, kind: shapes.WeightKind, tokens: int
 ) -> tuple[int, dict[str, Callable[[], object]]]:
@@ -24,7 +36,7 @@ def weight_calls(
     dtype = kind.dtype
     weight = (torch.randn(rows, cols) * cols**-0.5).to(dtype)
     x = torch.randn(1, tokens, cols).to(dtype)
-    packed = fasttps.ops.pack_weight(weight, format=kind.format, group_size=kind.group_size)
+    packed = pack(weight, kind)
     return packed.numel(), {
         harness.OURS: lambda: fasttps.ops.packed_linear(
             x,
@@ -66,7 +78,7 @@ def cases(quick: bool) -> Iterator[harness.Case]:
             ):
                 yield case_of(model, rows, cols, shapes.BF16, tokens)
     model = shapes.SMOLLM2_135M if quick else shapes.LLAMA_3_2_1B
-    for kind in shapes.QUANTIZED:
+    for kind in (*shapes.QUANTIZED, *shapes.WITH_ZEROS):
         for tokens in (1,) if quick else (1, 2, 4, 8, 16, 512):
             yield case_of(model, model.hidden_size, model.intermediate_size, kind, tokens)
     if not quick:

@@ -40,6 +40,13 @@ QUANTIZED = (
     WeightKind("int8 a16", PackedFormat.INT8),
     WeightKind("int4 g32 a16", PackedFormat.INT4, 32),
 )
+# As AWQ and GPTQ have them, beside a minimum a group in the place of the zero point.
+WITH_ZEROS = (
+    WeightKind("int4_zero g128 a8", PackedFormat.INT4_ZERO, 128, int8_activation=True),
+    WeightKind("int4_zero g128 a16", PackedFormat.INT4_ZERO, 128),
+    WeightKind("int4_min g128 a8", PackedFormat.INT4_MIN, 128, int8_activation=True),
+    WeightKind("int4_min g128 a16", PackedFormat.INT4_MIN, 128),
+)
 
 
 @dataclass(frozen=True)

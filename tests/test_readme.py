@@ -85,6 +85,11 @@ def call_gguf(dtype: torch.dtype) -> None:
     ops.pack_gguf(torch.ones(16, 18, dtype=dtype), format=4, rows=16, cols=32)
 
 
+def call_quants(dtype: torch.dtype) -> None:
+    quants = torch.ones(16, 32, dtype=dtype)
+    ops.pack_quants(quants, torch.ones(16, 1).half(), format=4, group_size=32)
+
+
 def call_embedding(dtype: torch.dtype) -> None:
     packed = ops.pack_weight(torch.ones(16, 16), format=0)
     ids = torch.zeros(1, dtype=torch.int64)
@@ -111,6 +116,7 @@ CALLS = {
     "packed_embedding": call_embedding,
     "decode_step": call_step,
     "pack_gguf": call_gguf,
+    "pack_quants": call_quants,
     "pack_weight": call_pack,
 }
 

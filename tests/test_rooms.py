@@ -18,6 +18,7 @@ OPS = [
     "kv_cache_update",
     "merge_attention",
     "pack_gguf",
+    "pack_quants",
     "pack_weight",
     "packed_embedding",
     "packed_linear",

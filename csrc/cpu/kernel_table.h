@@ -118,10 +118,12 @@ struct RopeRow {
 enum Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2 };
 
 // Index of the per-format rows below: PackedFormat of csrc/ops/packed_format.h.
-inline constexpr int kPackedFormats = 9;
+inline constexpr int kPackedFormats = 10;
 inline constexpr int kPackableFormats = 7;  // 0...: what a weight can be rounded to
 inline constexpr int kFirstGgufFormat = 4;  // those of GGUF blocks
 inline constexpr int kGgufFormats = 5;
+inline constexpr int kQuantFormats =
+    4;  // that pack_quants makes: int8, int4, int8_group, int4_zero
 
 // How the activations of a token lie in memory for the dot product of a packed weight.
 enum ActivationKind : int { kActF32 = 0, kActBf16 = 1, kActInt8 = 2 };
@@ -180,6 +182,21 @@ struct PackPanelTask {
   int64_t rows;
   int64_t cols;
   int64_t group_size;
+  int64_t panel;
+  void* packed_panel;
+};
+
+// Panel `panel` of the unsigned quants of a [rows, cols] weight, element [row][col] at
+// row * row_stride + col * col_stride.
+struct PackQuantsTask {
+  const uint8_t* quants;
+  int64_t row_stride;
+  int64_t col_stride;
+  int64_t rows;
+  int64_t cols;
+  int64_t group_size;
+  const void* scales;    // [rows, groups] f16, or [rows] f32 where the format has a scale a row
+  const uint8_t* zeros;  // [rows, groups] where the format has zeros
   int64_t panel;
   void* packed_panel;
 };
@@ -251,6 +268,8 @@ struct KernelTable {
   // By format - kFirstGgufFormat: panel `panel` of the GGUF blocks of a [rows, cols] weight.
   void (*pack_gguf_panel[kGgufFormats])(const void* blocks, int64_t rows, int64_t cols,
                                         int64_t panel, void* packed_panel);
+  // By the place of a format in kQuantFormats' comment. A pure move.
+  void (*pack_quants_panel[kQuantFormats])(const PackQuantsTask& task);
   // The inverse of pack_panel for formats 0-2, by bytes of an element: [0] four, [1] two.
   void (*unpack_panel[2])(const void* packed_panel, int64_t rows, int64_t cols, int64_t panel,
                           void* weight, int64_t row_stride);

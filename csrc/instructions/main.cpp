@@ -100,7 +100,8 @@ Case attention(const KernelTable& table, bool prefill, int type) {
 Case linear(const KernelTable& table, int format, int int8_activation, bool gate_up,
             int64_t tokens) {
   constexpr int64_t kRows = 64, kCols = 512, kMostBytes = 4;  // of an element, with its scales
-  const int64_t group_size = format >= kPackedFormats ? 0 : format < 4 || format > 6 ? 0 : 32;
+  const bool grouped = (format >= 4 && format <= 6) || format == 9;
+  const int64_t group_size = grouped ? 32 : 0;
   struct State {
     Zeros packed{2 * kRows * kCols * kMostBytes}, activation{8 * kCols * 8};
     std::vector<float> out;

@@ -115,6 +115,14 @@ at::Tensor pack_gguf(const at::Tensor& blocks, PackedFormat format, int64_t rows
   return pack.call(blocks, static_cast<int64_t>(format), rows, cols);
 }
 
+at::Tensor pack_quants(const at::Tensor& quants, const at::Tensor& scales,
+                       const OptionalTensor& zeros, PackedFormat format, int64_t group_size) {
+  static const auto pack =
+      op<at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&, int64_t, int64_t)>(
+          "fasttps::pack_quants");
+  return pack.call(quants, scales, zeros, static_cast<int64_t>(format), group_size);
+}
+
 at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& packed, const LinearOptions& o) {
   static const auto linear =
       op<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t, bool,

@@ -90,6 +90,12 @@ std::tuple<at::Tensor, at::Tensor> unpack_gate_up(const at::Tensor& packed, Pack
 // kInt4, kInt4Min, kInt8Group, kQ4K, kQ6K; groups of 32 for the first three.
 at::Tensor pack_gguf(const at::Tensor& blocks, PackedFormat format, int64_t rows, int64_t cols);
 
+// Quants uint8 [rows, cols] of kInt8, kInt4, kInt8Group or kInt4Zero, and their scales [rows,
+// groups] (f16; f32 for kInt8) and, for kInt4Zero, zeros uint8 [rows, groups], in the same layout.
+at::Tensor pack_quants(const at::Tensor& quants, const at::Tensor& scales,
+                       const std::optional<at::Tensor>& zeros, PackedFormat format,
+                       int64_t group_size = 0);
+
 struct LinearOptions {
   PackedFormat format;
   int64_t rows;

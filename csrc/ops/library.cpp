@@ -50,6 +50,9 @@ TORCH_LIBRARY(fasttps, m) {
       "unpack_weight(Tensor packed, *, int format, int rows, int cols, int group_size=0) -> "
       "Tensor");
   m.def("pack_gate_up(Tensor gate, Tensor up, *, int format, int group_size=0) -> Tensor");
+  m.def(
+      "pack_quants(Tensor quants, Tensor scales, Tensor? zeros=None, *, int format, "
+      "int group_size=0) -> Tensor");
   m.def("pack_gguf(Tensor blocks, *, int format, int rows, int cols) -> Tensor");
   m.def(
       "unpack_gate_up(Tensor packed, *, int format, int rows, int cols, int group_size=0) -> "

@@ -27,7 +27,8 @@ at::Tensor pack_gguf_meta(const at::Tensor& blocks, int64_t format, int64_t rows
 
 PackedShape check_pack_gguf(const at::Tensor& blocks, int64_t format, int64_t rows, int64_t cols) {
   const PackedFormat packed_format = check_format(kOp, "format", format);
-  TORCH_CHECK_VALUE(packed_format >= PackedFormat::kInt4, kOp,
+  TORCH_CHECK_VALUE(packed_format >= PackedFormat::kInt4 && packed_format <= PackedFormat::kQ6K,
+                    kOp,
                     ": format must be one of GGUF blocks: 4 (Q4_0), 5 (Q4_1), 6 (Q8_0), 7 (Q4_K) "
                     "or 8 (Q6_K), got ",
                     format);

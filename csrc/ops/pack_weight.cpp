@@ -13,7 +13,7 @@ PackedShape check_pack(const char* op, const char* arg, const at::Tensor& weight
   const PackedFormat packed_format = check_format(op, "format", format);
   TORCH_CHECK_VALUE(packed_format < PackedFormat::kQ4K, op,
                     ": format must be 0 to 6, since 7 (q4_k) and 8 (q6_k) come from pack_gguf "
-                    "alone, got ",
+                    "alone and 9 (int4_zero) from pack_quants, got ",
                     format);
   check_group_size(op, "packed", packed_format, group_size);
   const auto [rows, cols] = dims<2>(op, arg, weight, "[rows, cols]");

@@ -24,6 +24,8 @@ Group group_of(PackedFormat format, int64_t group_size) {
       return {group_size, group_size / 2 * rows + scale};
     case PackedFormat::kInt4Min:
       return {group_size, group_size / 2 * rows + 2 * scale};
+    case PackedFormat::kInt4Zero:
+      return {group_size, group_size / 2 * rows + scale + rows};
     case PackedFormat::kInt8Group:
       return {32, 32 * rows + scale};
     case PackedFormat::kQ4K:
@@ -37,9 +39,9 @@ Group group_of(PackedFormat format, int64_t group_size) {
 }  // namespace
 
 PackedFormat check_format(const char* op, const char* arg, int64_t format) {
-  TORCH_CHECK_VALUE(format >= 0 && format <= 8, op, ": ", arg,
+  TORCH_CHECK_VALUE(format >= 0 && format <= 9, op, ": ", arg,
                     " must be 0 (f32), 1 (bf16), 2 (f16), 3 (int8), 4 (int4), 5 (int4_min), "
-                    "6 (int8_group), 7 (q4_k) or 8 (q6_k), got ",
+                    "6 (int8_group), 7 (q4_k), 8 (q6_k) or 9 (int4_zero), got ",
                     format);
   return static_cast<PackedFormat>(format);
 }
@@ -48,6 +50,7 @@ void check_group_size(const char* op, const char* of, PackedFormat format, int64
   switch (format) {
     case PackedFormat::kInt4:
     case PackedFormat::kInt4Min:
+    case PackedFormat::kInt4Zero:
       TORCH_CHECK_VALUE(group_size == 32 || group_size == 64 || group_size == 128, op,
                         ": group size of ", of, " must be 32, 64 or 128, got ", group_size);
       return;

@@ -19,6 +19,7 @@ namespace fasttps {
 //   kInt8Group  d (q - 128)       groups of 32                8.5; Q8_0
 //   kQ4K        d sc q - dmin mn  groups of 256, 8 sc and mn  4.625; Q4_K
 //   kQ6K        d sc (q - 32)     groups of 256, 16 sc        6.5625; Q6_K
+//   kInt4Zero   d (q - z)         groups of 32, 64, 128       4.75; AWQ, GPTQ; z is a byte
 enum class PackedFormat : int64_t {
   kF32 = 0,
   kBf16 = 1,
@@ -29,6 +30,7 @@ enum class PackedFormat : int64_t {
   kInt8Group = 6,
   kQ4K = 7,
   kQ6K = 8,
+  kInt4Zero = 9,
 };
 inline constexpr int64_t kPackedLayoutVersion = 1;
 inline constexpr int64_t kPackedPanelRows = 16;

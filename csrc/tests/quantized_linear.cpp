@@ -5,7 +5,7 @@
 namespace fasttps::cpu {
 namespace {
 
-enum Format : int { kInt8Rows = 3, kInt4 = 4, kInt4Min = 5, kInt8Group = 6 };
+enum Format : int { kInt8Rows = 3, kInt4 = 4, kInt4Min = 5, kInt8Group = 6, kInt4Zero = 9 };
 
 struct Shape {
   int format;
@@ -24,6 +24,7 @@ const Shape kShapes[] = {
     {kInt4, 128, 1056, 128},   {kInt4Min, 32, 320, 32}, {kInt4Min, 128, 1088, 128},
     {kInt8Group, 32, 544, 32},
 };
+const Shape kZeroShapes[] = {{kInt4Zero, 32, 304, 32}, {kInt4Zero, 128, 1072, 128}};
 
 // A rounded [rows, cols] weight, exactly as long as it must be, and its values by unpack_row.
 struct Quantized {
@@ -46,6 +47,36 @@ struct Quantized {
     }
     for (size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(values[i], weight[i], 0.1);
   }
+  // Of kInt4Zero, from random quants, scales and zeros by columns.
+  Quantized(const KernelTable& kernels, const Shape& s, int64_t r, int64_t c)
+      : shape(s), rows(r), cols(c), values(static_cast<size_t>(r * c)) {
+    const int64_t groups = shape.cols(cols) / shape.group_cols;
+    std::vector<uint8_t> quants(static_cast<size_t>(rows * cols));
+    std::vector<uint8_t> zeros(static_cast<size_t>(rows * groups));
+    std::vector<uint16_t> scales(zeros.size());
+    for (size_t i = 0; i < quants.size(); ++i) quants[i] = static_cast<uint8_t>(i * 7 % 16);
+    for (size_t i = 0; i < zeros.size(); ++i) {
+      zeros[i] = static_cast<uint8_t>(i % 17);
+      scales[i] = static_cast<uint16_t>(0x2c00 + i % 1024);  // 1/16 to 1/8
+    }
+    bytes.assign(static_cast<size_t>(panels() * shape.panel_bytes(cols)), 0xff);
+    for (int64_t p = 0; p < panels(); ++p) {
+      kernels.pack_quants_panel[3]({quants.data(), 1, rows, rows, cols, shape.group_size,
+                                    scales.data(), zeros.data(), p,
+                                    bytes.data() + p * shape.panel_bytes(cols)});
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      kernels.unpack_row[shape.format](bytes.data(), cols, shape.group_size, row,
+                                       values.data() + row * cols);
+      for (int64_t col = 0; col < cols; ++col) {
+        const size_t at = static_cast<size_t>(row * groups + col / shape.group_cols);
+        const float d = (1.0f + static_cast<float>(at % 1024) / 1024.0f) / 16.0f;
+        const int q = quants[static_cast<size_t>(col * rows + row)];
+        EXPECT_EQ(values[static_cast<size_t>(row * cols + col)],
+                  d * static_cast<float>(q - zeros[at]));
+      }
+    }
+  }
   int64_t panels() const { return (rows + kPanelRows - 1) / kPanelRows; }
 };
 
@@ -64,12 +95,12 @@ std::vector<float> rounded(const std::vector<float>& x, int64_t cols) {
   return out;
 }
 
-class QuantizedLinear : public EveryIsa {};
-
-TEST_P(QuantizedLinear, MatchesFloat64) {
-  const int64_t rows = 40, cols = 300;
-  for (const Shape& shape : kShapes) {
-    const Quantized weight(kernels(), shape, rows, cols, 3);
+class QuantizedLinear : public EveryIsa {
+ protected:
+  // Products with 1 to 121 tokens against float64 on the values.
+  void check(const Quantized& weight) {
+    const Shape& shape = weight.shape;
+    const int64_t rows = weight.rows, cols = weight.cols;
     const int64_t cols_padded = shape.cols(cols);
     for (const int64_t tokens : {1, 3, 7, 13, 121}) {
       const std::vector<float> x = normal(static_cast<size_t>(tokens * cols), 4);
@@ -103,6 +134,11 @@ TEST_P(QuantizedLinear, MatchesFloat64) {
       }
     }
   }
+};
+
+TEST_P(QuantizedLinear, MatchesFloat64) {
+  for (const Shape& shape : kShapes) check(Quantized(kernels(), shape, 40, 300, 3));
+  for (const Shape& shape : kZeroShapes) check(Quantized(kernels(), shape, 40, 300));
 }
 
 TEST_P(QuantizedLinear, SumsOfInt8ActivationsAreExact) {
@@ -128,6 +164,10 @@ TEST_P(QuantizedLinear, InstructionSetsPackAlike) {
     const Quantized here(kernels(), shape, 20, 300, 5);
     const Quantized scalar(kScalarKernels, shape, 20, 300, 5);
     EXPECT_EQ(here.bytes, scalar.bytes) << "format " << shape.format;
+  }
+  for (const Shape& shape : kZeroShapes) {
+    const Quantized here(kernels(), shape, 20, 300), scalar(kScalarKernels, shape, 20, 300);
+    EXPECT_EQ(here.bytes, scalar.bytes) << "group " << shape.group_size;
   }
 }
 

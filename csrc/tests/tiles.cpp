@@ -249,7 +249,8 @@ struct QuantizedCase {
 };
 const QuantizedCase kQuantizedCases[] = {
     {3, 0, 32, 512, 64},      {4, 64, 64, 512 + 32, 0},        {5, 32, 32, 256 + 64, 0},
-    {6, 32, 32, 512 + 32, 0}, {7, 0, 256, 2048 + 256 + 64, 0}, {8, 0, 256, 3072 + 256 + 32, 0}};
+    {6, 32, 32, 512 + 32, 0}, {7, 0, 256, 2048 + 256 + 64, 0}, {8, 0, 256, 3072 + 256 + 32, 0},
+    {9, 64, 64, 512 + 48, 0}};
 
 // Integer sums are exact, and f32 ones are added in the same order as by vectors.
 TEST(TiledLinear, EqualsVectorsWithInt8Activations) {

@@ -122,12 +122,13 @@ def test_int8_caches(device):
         assert all(bool((scale > 0).all()) for scale in arguments[name])
 
 
-INT8, INT4, INT4_MIN = 3, 4, 5
+INT8, INT4, INT4_MIN, INT4_ZERO = 3, 4, 5, 9
 QUANTIZED = {
     "int8": ([INT8] * 7, 0),
     "int4": ([INT4] * 7, 32),
     "int4_128": ([INT4] * 7, 128),
     "int4_min": ([INT4_MIN] * 7, 64),
+    "int4_zero": ([INT4_ZERO] * 7, 64),
     # As in GGUF files, whose matrices differ in type; f32 beside them takes no int8 activations.
     "mixed": ([INT4, 0, INT8, INT4_MIN, INT4, INT8, INT4], 32),
 }

@@ -15,7 +15,7 @@ from tests.support import errors
 from tests.support.accuracy import FLOOR, assert_accurate
 from tests.support.attention import randn
 from tests.support.errors import assert_refused, every_other
-from tests.support.quantized import QUANTIZED, format_id, packed_weight
+from tests.support.quantized import QUANTIZED, alternated, format_id, packed_weight
 
 OP = "gate_up_silu_mlp"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -232,9 +232,7 @@ def packed_half(case, op, rows, cols, seed, dtype):
     if op == "down":
         return named["packed"], named["format"], named["group_size"], [weight]
     other, up = packed_weight(case, rows, cols, seed + 1)
-    panels = -(-rows // 16)
-    halves = [packed.view(panels, -1) for packed in (named["packed"], other["packed"])]
-    both = torch.stack(halves, 1).flatten()
+    both = alternated(named["packed"], other["packed"], rows)
     return both, named["format"], named["group_size"], [weight, up]
 
 

@@ -10,7 +10,7 @@ from tests.ops.test_gate_up_silu_mlp import mlp_arguments, weights_of
 from tests.support.attention import attention_inputs, randn
 from tests.support.decoder import Decoder
 from tests.support.errors import bits
-from tests.support.quantized import gguf_blocks
+from tests.support.quantized import gguf_blocks, zero_quants
 
 ATTENTION = {
     "plain": {},
@@ -59,6 +59,17 @@ def gguf_call():
         "format": 8,
         "rows": 17,
         "cols": 256,
+    }
+
+
+def quants_call():
+    quants, scales, zeros = zero_quants(randn(0, 17, 100), 32)
+    return {
+        "quants": quants.t().contiguous().t(),
+        "scales": scales,
+        "zeros": zeros,
+        "format": ops.PackedFormat.INT4_ZERO,
+        "group_size": 32,
     }
 
 
@@ -147,6 +158,7 @@ CALLS = {
     "gate_up_silu_mlp-gelu": ("gate_up_silu_mlp", "default", lambda: mlp_call(activation="gelu")),
     "gate_up_silu_mlp-quantized": ("gate_up_silu_mlp", "default", quantized_mlp_call),
     "pack_gguf": ("pack_gguf", "default", gguf_call),
+    "pack_quants": ("pack_quants", "default", quants_call),
     "packed_linear": ("packed_linear", "default", linear_call),
     "packed_embedding": ("packed_embedding", "default", embedding_call),
     "decode_step": ("decode_step", "default", step_call),

@@ -128,7 +128,7 @@ changed, each = partial(errors.changed, base), partial(errors.each, base)
 WRONG = {
     **{
         f"format_{number}": (ValueError, "format", changed(format=number))
-        for number in (-1, 0, 1, 2, 3, 9)
+        for number in (-1, 0, 1, 2, 3, 9, 10)
     },
     "another_format": (ValueError, "blocks", changed(format=5)),
     "q4_k_of_64_columns": (ValueError, "cols", changed(format=7)),

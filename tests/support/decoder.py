@@ -14,6 +14,7 @@ from fasttps import ops, reference
 from fasttps.reference.attention import apply_rope, read_rows
 from fasttps.reference.gate_up_silu_mlp import ACTIVATIONS
 from tests.support.attention import randn, rope_tables
+from tests.support.quantized import alternated, pack_near
 
 EPS = 1e-5
 
@@ -50,7 +51,7 @@ class Decoder:
             self.formats = [int(ops.PackedFormat.of(self.dtype))] * 7
 
     def group_size_of(self, packed_format: int) -> int:
-        return self.group_size if packed_format in (4, 5) else 32 if packed_format == 6 else 0
+        return self.group_size if packed_format in (4, 5, 9) else 32 if packed_format == 6 else 0
 
     def shapes(self) -> list[tuple[int, int]]:
         """Of q, k, v, o, gate, up, down."""
@@ -80,11 +81,10 @@ class Decoder:
                 options = {"format": packed_format}
                 if self.group_size_of(packed_format):
                     options["group_size"] = self.group_size_of(packed_format)
-                weights.append(
-                    ops.pack_gate_up(dense[4], dense[5], **options)
-                    if i == 4
-                    else ops.pack_weight(dense[6 if i == 5 else i], **options)
-                )
+                packed = pack_near(dense[6 if i == 5 else i], **options)
+                if i == 4:
+                    packed = alternated(packed, pack_near(dense[5], **options), len(dense[5]))
+                weights.append(packed)
             if self.biased:
                 biases += [
                     randn(at + 20 + i, rows, dtype=self.dtype) if i != 1 else None
@@ -134,7 +134,7 @@ class Decoder:
             options = {"format": packed_format}
             if self.group_size_of(packed_format):
                 options["group_size"] = self.group_size_of(packed_format)
-            packed = ops.pack_weight(table, **options)
+            packed = pack_near(table, **options)
             norms.append(1 + 0.1 * randn(seed + 8, self.hidden_size, dtype=self.dtype))
             for name in ("embedding", "lm_head"):
                 arguments[name] = packed

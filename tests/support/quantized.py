@@ -17,7 +17,8 @@ ROUNDED = [
     for group_size in packed_format.group_sizes
 ]
 # All that the kernels multiply with.
-QUANTIZED = [*ROUNDED, (Format.Q4_K, 0), (Format.Q6_K, 0)]
+ZERO = [(Format.INT4_ZERO, 32), (Format.INT4_ZERO, 128)]
+QUANTIZED = [*ROUNDED, (Format.Q4_K, 0), (Format.Q6_K, 0), *ZERO]
 
 GGUF_NAMES = {
     Format.INT4: "Q4_0",
@@ -53,6 +54,32 @@ def gguf_blocks(packed_format: ops.PackedFormat, rows: int, cols: int, seed: int
     return blocks.flatten(1)
 
 
+def zero_quants(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(quants, scales, zeros) of INT4_ZERO near a weight [rows, cols]."""
+    cols = weight.size(1)
+    groups = torch.nn.functional.pad(weight.float(), (0, -cols % group_size))
+    groups = groups.unflatten(1, (-1, group_size))
+    least, most = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
+    scales = ((most - least) / 15).half()
+    zeros = (-least / scales).round().to(torch.uint8)
+    q = (groups / scales.unsqueeze(-1)).round() + zeros.unsqueeze(-1)
+    return q.clamp(0, 15).to(torch.uint8).flatten(1)[:, :cols], scales, zeros
+
+
+def pack_near(weight: Tensor, *, format: int, group_size: int = 0) -> Tensor:
+    """`pack_weight`, which does not round to INT4_ZERO, for every format but those of GGUF."""
+    options = {"format": format, "group_size": group_size}
+    if format != Format.INT4_ZERO:
+        return ops.pack_weight(weight, **options)
+    return ops.pack_quants(*zero_quants(weight, group_size), **options)
+
+
+def alternated(gate: Tensor, up: Tensor, rows: int) -> Tensor:
+    """Two packed weights as `pack_gate_up` lays them."""
+    panels = -(-rows // 16)
+    return torch.stack([packed.view(panels, -1) for packed in (gate, up)], 1).flatten()
+
+
 def packed_weight(case: tuple[ops.PackedFormat, int], rows: int, cols: int, seed: int = 0):
     """(keyword arguments of an op that name the weight, the float32 weight that it holds).
 
@@ -62,6 +89,12 @@ def packed_weight(case: tuple[ops.PackedFormat, int], rows: int, cols: int, seed
     if case in ROUNDED:
         packed = reference.pack_weight(
             randn(seed, rows, cols).div(cols**0.5), format=packed_format, group_size=group_size
+        )
+    elif packed_format == Format.INT4_ZERO:
+        quants, scales, zeros = zero_quants(randn(seed, rows, cols).div(cols**0.5), group_size)
+        zeros[:, -1] = 16  # GPTQ's 15 + 1
+        packed = reference.pack_quants(
+            quants, scales, zeros, format=packed_format, group_size=group_size
         )
     else:
         cols += -cols % 256

@@ -21,6 +21,7 @@
 //
 #include "gate_up_silu_mlp.h"
 #include "pack_gguf.h"
+#include "pack_quants.h"
 #include "rope.h"
 //
 #include "decode_product.h"
@@ -61,7 +62,7 @@ constexpr KernelTable kernel_table_for(const char* isa, uint32_t required_featur
        quantized_linear_kernels<Vec, Int8Weight>(), quantized_linear_kernels<Vec, Int4Weight>(),
        quantized_linear_kernels<Vec, Int4MinWeight>(),
        quantized_linear_kernels<Vec, Int8GroupWeight>(), quantized_linear_kernels<Vec, Q4KWeight>(),
-       quantized_linear_kernels<Vec, Q6KWeight>()},
+       quantized_linear_kernels<Vec, Q6KWeight>(), quantized_linear_kernels<Vec, Int4ZeroWeight>()},
       float_linear_kernels<WidenedProduct<Vec, Bf16>>(),
       {{prepare_f32<Vec, F32>, prepare_f32<Vec, Bf16>, prepare_f32<Vec, F16>},
        {prepare_bf16<Vec, F32>, prepare_bf16<Vec, Bf16>, prepare_bf16<Vec, F16>},
@@ -69,12 +70,14 @@ constexpr KernelTable kernel_table_for(const char* isa, uint32_t required_featur
       {unpack_row<F32>, unpack_row<Bf16>, unpack_row<F16>, unpack_quantized_row<Int8Weight>,
        unpack_quantized_row<Int4Weight>, unpack_quantized_row<Int4MinWeight>,
        unpack_quantized_row<Int8GroupWeight>, unpack_quantized_row<Q4KWeight>,
-       unpack_quantized_row<Q6KWeight>},
+       unpack_quantized_row<Q6KWeight>, unpack_quantized_row<Int4ZeroWeight>},
       {pack_panel<uint32_t>, pack_panel<uint16_t>, pack_panel<uint16_t>, pack_int8_panel<Vec>,
        pack_int4_panel<Vec, Int4Weight>, pack_int4_panel<Vec, Int4MinWeight>,
        pack_int8_group_panel<Vec>},
       {pack_gguf_panel<Q40Block>, pack_gguf_panel<Q41Block>, pack_gguf_panel<Q80Block>,
        pack_gguf_panel<Q4KBlock>, pack_gguf_panel<Q6KBlock>},
+      {pack_quants_panel<Int8Weight>, pack_quants_panel<Int4Weight>,
+       pack_quants_panel<Int8GroupWeight>, pack_quants_panel<Int4ZeroWeight>},
       {unpack_panel<uint32_t>, unpack_panel<uint16_t>},
   };
 }

@@ -15,6 +15,7 @@
 //   int4        nibbles 256 a run, d f16 [16]                           d (q - 8)
 //   int4_min    nibbles 256 a run, d f16 [16], m f16 [16]               d q + m
 //   int8_group  bytes 512, d f16 [16]                                   d (q - 128)
+//   int4_zero   nibbles 256 a run, d f16 [16], z u8 [16], below 128     d (q - z)
 //   q4_k        8 runs of nibbles, sc u8 [8][16], mn u8 [8][16],        d sc q - dmin mn
 //               d f16 [16], dmin f16 [16]
 //   q6_k        8 runs of nibbles (the low 4 bits), 8 runs of high      d sc (q - 32)
@@ -118,6 +119,21 @@ struct Int4MinWeight : Int4Weight {
   static RunScales<Vec> scales(const uint8_t* group, int64_t cols, int64_t, int64_t lane) {
     const uint8_t* d = group + cols * kPanelRows / 2;
     return {{f16_rows<Vec>(d, lane)}, {f16_rows<Vec>(d + kScaleBytes, lane)}};
+  }
+};
+
+// d and z have 11 and 7 bits, so that d z and q d - d z are exact.
+struct Int4ZeroWeight : Int4Weight {
+  static constexpr int kOffset = 0;
+  static constexpr bool kHasMin = true;
+  static constexpr int64_t group_bytes(int64_t group) {
+    return group * kPanelRows / 2 + kScaleBytes + kPanelRows;
+  }
+  template <class Vec>
+  static RunScales<Vec> scales(const uint8_t* group, int64_t cols, int64_t, int64_t lane) {
+    const uint8_t* of = group + cols * kPanelRows / 2;
+    const Vec d = f16_rows<Vec>(of, lane);
+    return {{d}, {-(d * i8_rows<Vec>(of + kScaleBytes, lane))}};
   }
 };
 

@@ -297,6 +297,7 @@ constexpr KernelTable with_tiles(KernelTable table) {
   rows[6] = tiled_quantized_kernels<Vec, Tiles, Int8GroupWeight>(rows[6]);
   rows[7] = tiled_quantized_kernels<Vec, Tiles, Q4KWeight>(rows[7]);
   rows[8] = tiled_quantized_kernels<Vec, Tiles, Q6KWeight>(rows[8]);
+  rows[9] = tiled_quantized_kernels<Vec, Tiles, Int4ZeroWeight>(rows[9]);
   return table;
 }
 

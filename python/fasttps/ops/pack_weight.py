@@ -18,6 +18,7 @@ The others round. A weight w is made of an unsigned q and scales of its row and 
     INT8_GROUP  d (q - 128)        8 bits, groups of 32; d float16                 (Q8_0)
     Q4_K        d sc q - dmin mn   4 bits, groups of 256; sc, mn of 32 columns     (Q4_K)
     Q6_K        d sc (q - 32)      6 bits, groups of 256; sc of 16 columns         (Q6_K)
+    INT4_ZERO   d (q - z)          4 bits, groups of 32, 64 or 128; d float16, z a byte (AWQ)
 
 `fasttps.reference.pack_weight` draws their bytes.
 """
@@ -49,6 +50,7 @@ class PackedFormat(IntEnum):
     INT8_GROUP = 6
     Q4_K = 7
     Q6_K = 8
+    INT4_ZERO = 9
 
     @property
     def dtype(self) -> torch.dtype:
@@ -63,7 +65,7 @@ class PackedFormat(IntEnum):
     @property
     def group_sizes(self) -> tuple[int, ...]:
         """The values of `group_size` that the ops take; (0,) where there is no choice."""
-        if self in (PackedFormat.INT4, PackedFormat.INT4_MIN):
+        if self in (PackedFormat.INT4, PackedFormat.INT4_MIN, PackedFormat.INT4_ZERO):
             return (32, 64, 128)
         return (32,) if self is PackedFormat.INT8_GROUP else (0,)
 
@@ -93,7 +95,8 @@ def pack_weight(weight: Tensor, *, format: int, group_size: int = 0) -> Tensor:
 
     Args:
         weight: of the format's dtype, or any float dtype for formats that round.
-        format: `PackedFormat`, F32 to INT8_GROUP; the others come from `pack_gguf` alone.
+        format: `PackedFormat`, F32 to INT8_GROUP; the others come from `pack_gguf` and
+            `pack_quants` alone.
         group_size: columns that share their scales: 32, 64 or 128 for INT4 and INT4_MIN, 32 for
             INT8_GROUP, else 0. Scales are those of the least squared error found in a search. A
             group (for INT8 a row) that holds NaN or infinity becomes NaN.

@@ -22,7 +22,7 @@ def packed_embedding(
 
     Args:
         ids: [...], int64 or int32, 0 <= id < rows.
-        packed: uint8 from `pack_weight` or `pack_gguf`.
+        packed: uint8 from `pack_weight`, `pack_gguf` or `pack_quants`.
         format: the `PackedFormat` of `packed`.
         rows, cols: of the weight.
         dtype: of the result: float32, bfloat16 or float16.

@@ -23,7 +23,7 @@ def packed_linear(
     Args:
         x: [..., cols] in the format's dtype, or any float dtype where the format is quantised,
             with a dense last dimension.
-        packed: uint8 from `pack_weight` or `pack_gguf`.
+        packed: uint8 from `pack_weight`, `pack_gguf` or `pack_quants`.
         format: the `PackedFormat` of `packed`.
         rows: of the weight.
         group_size: as it was packed.

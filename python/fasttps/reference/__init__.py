@@ -10,6 +10,7 @@ from .gate_up_silu_mlp import gate_up_silu_mlp
 from .kv_cache_update import kv_cache_update_
 from .merge_attention import merge_attention
 from .pack_gguf import pack_gguf
+from .pack_quants import pack_quants
 from .pack_weight import (
     LAYOUT_VERSION,
     pack_gate_up,
@@ -30,6 +31,7 @@ __all__ = [
     "merge_attention",
     "pack_gate_up",
     "pack_gguf",
+    "pack_quants",
     "pack_weight",
     "packed_embedding",
     "packed_linear",

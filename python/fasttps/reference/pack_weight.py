@@ -24,6 +24,7 @@ A panel of a quantised format is a row of groups of columns; a group has the qua
     8 q6_k        8 runs of nibbles (low 4 bits), 8 runs of high bits [2][16 rows][4], sc i8 [16],
                   d f16; byte [i][row][b] of the high bits has, from its lowest bits, those of the
                   columns 8 i + b, 16 + 8 i + b, 8 i + 4 + b, 16 + 8 i + 4 + b
+    9 int4_zero   nibbles of the runs, d f16, z u8
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from . import quantized
 PANEL_ROWS = 16
 LAYOUT_VERSION = 1
 FORMAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # indexed by format
-INT8, INT4, INT4_MIN, INT8_GROUP, Q4_K, Q6_K = range(3, 9)
+INT8, INT4, INT4_MIN, INT8_GROUP, Q4_K, Q6_K, INT4_ZERO = range(3, 10)
 RUN = 32
 
 
@@ -189,6 +190,7 @@ def _unpack_quantized(panels: Tensor, packed_format: int, group_size: int) -> Te
     sizes = {
         INT4: (group * 8, half),
         INT4_MIN: (group * 8, half, half),
+        INT4_ZERO: (group * 8, half, PANEL_ROWS),
         INT8_GROUP: (group * 16, half),
         Q4_K: (group * 8, 8 * PANEL_ROWS, 8 * PANEL_ROWS, half, half),
         Q6_K: (group * 8, group * 4, 16 * PANEL_ROWS, half),
@@ -198,6 +200,9 @@ def _unpack_quantized(panels: Tensor, packed_format: int, group_size: int) -> Te
         q = _runs_of_bytes(quants).float() - 128
     else:
         q = _runs_of_nibbles(quants).float()
+    if packed_format == INT4_ZERO:
+        z = _rows_of_scales(others[1], torch.uint8)
+        return (_rows_of_scales(others[0], torch.float16) * (q - z)).flatten(1)
     d = _rows_of_scales(others[-1], torch.float16)
     if packed_format in (INT4, INT8_GROUP):
         return (d * (q - 8 if packed_format == INT4 else q)).flatten(1)
