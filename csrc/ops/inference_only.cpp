@@ -43,8 +43,8 @@ TORCH_LIBRARY_IMPL(fasttps, Autograd, m) {
   for (const char* op :
        {"kv_cache_update_", "rope_attention_decode", "rope_attention_decode.lse", "causal_prefill",
         "causal_prefill.lse", "merge_attention", "gate_up_silu_mlp", "packed_linear",
-        "packed_embedding", "pack_weight", "pack_gguf", "pack_quants", "unpack_weight",
-        "pack_gate_up", "unpack_gate_up", "decode_step", "decode_step.argmax"}) {
+        "packed_embedding", "pack_weight", "pack_gguf", "pack_gguf.out", "pack_quants",
+        "unpack_weight", "pack_gate_up", "unpack_gate_up", "decode_step", "decode_step.argmax"}) {
     m.impl(op, torch::CppFunction::makeFromBoxedFunction<&inference_only>());
   }
 }

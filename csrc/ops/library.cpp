@@ -54,6 +54,7 @@ TORCH_LIBRARY(fasttps, m) {
       "pack_quants(Tensor quants, Tensor scales, Tensor? zeros=None, *, int format, "
       "int group_size=0) -> Tensor");
   m.def("pack_gguf(Tensor blocks, *, int format, int rows, int cols) -> Tensor");
+  m.def("pack_gguf.out(Tensor blocks, *, int format, int rows, int cols, Tensor(a!) out) -> ()");
   m.def(
       "unpack_gate_up(Tensor packed, *, int format, int rows, int cols, int group_size=0) -> "
       "(Tensor gate, Tensor up)");

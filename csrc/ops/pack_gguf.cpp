@@ -23,6 +23,11 @@ at::Tensor pack_gguf_meta(const at::Tensor& blocks, int64_t format, int64_t rows
   return empty_packed(blocks, check_pack_gguf(blocks, format, rows, cols));
 }
 
+void pack_gguf_out_meta(const at::Tensor& blocks, int64_t format, int64_t rows, int64_t cols,
+                        at::Tensor& out) {
+  check_pack_gguf_out(blocks, format, rows, cols, out);
+}
+
 }  // namespace
 
 PackedShape check_pack_gguf(const at::Tensor& blocks, int64_t format, int64_t rows, int64_t cols) {
@@ -48,6 +53,21 @@ PackedShape check_pack_gguf(const at::Tensor& blocks, int64_t format, int64_t ro
   return {packed_format, rows, cols, group_size, packed_panels(rows)};
 }
 
-TORCH_LIBRARY_IMPL(fasttps, Meta, m) { m.impl("pack_gguf", pack_gguf_meta); }
+PackedShape check_pack_gguf_out(const at::Tensor& blocks, int64_t format, int64_t rows,
+                                int64_t cols, const at::Tensor& out) {
+  const PackedShape shape = check_pack_gguf(blocks, format, rows, cols);
+  check_dtype(kOp, "out", out, {at::kByte});
+  check_sizes(kOp, "out", out, "[panels, bytes of a panel]",
+              {shape.panels, packed_panel_bytes(shape.format, cols, shape.group_size)});
+  TORCH_CHECK_VALUE(out.stride(1) == 1 && out.stride(0) >= out.size(1), kOp,
+                    ": out must be dense in a panel, and its panels apart, got strides ",
+                    out.strides());
+  return shape;
+}
+
+TORCH_LIBRARY_IMPL(fasttps, Meta, m) {
+  m.impl("pack_gguf", pack_gguf_meta);
+  m.impl("pack_gguf.out", pack_gguf_out_meta);
+}
 
 }  // namespace fasttps

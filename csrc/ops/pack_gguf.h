@@ -13,4 +13,8 @@ namespace fasttps {
 // Out: as pack_weight.
 PackedShape check_pack_gguf(const at::Tensor& blocks, int64_t format, int64_t rows, int64_t cols);
 
+// The overload that writes its panels: out is uint8 [panels, bytes of a panel], dense in a panel.
+PackedShape check_pack_gguf_out(const at::Tensor& blocks, int64_t format, int64_t rows,
+                                int64_t cols, const at::Tensor& out);
+
 }  // namespace fasttps

@@ -48,3 +48,25 @@ def test_bench_generate(tmp_path):
     sizes = [record["bytes_per_token"] for record in records]
     assert sizes[2] == sizes[3] > 2 * sizes[4] > 2 * sizes[6]
     assert all(record["machine"] and record["commit"] and record["isa"] for record in records)
+
+
+def test_bench_load_gguf(tmp_path):
+    pytest.importorskip("gguf", reason="the gguf package is not installed")
+    file = tmp_path / "load.jsonl"
+    command = [sys.executable, BENCHMARKS / "bench_load_gguf.py", "--quick", "--gb", "0.01"]
+    options = ["--types", "Q4_0", "Q6_K", "--folder", tmp_path, "--json", file]
+    done = subprocess.run(
+        [*command, *options],
+        env=process_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [record["blocks"] for record in records] == ["Q4_0", "Q6_K"]
+    for record in records:
+        assert record["file_bytes"] > 10**7
+        assert record["load_s"] > 0 and record["dd_s"] > 0
+        assert record["met"] == (record["of_dd"] >= 0.8)
+        assert record["machine"] and record["commit"] and record["threads"]

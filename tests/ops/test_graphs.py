@@ -73,6 +73,12 @@ def quants_call():
     }
 
 
+def gguf_out_call():
+    """The panels of one of two weights, in turn."""
+    packed = ops.pack_gguf(**gguf_call())
+    return {**gguf_call(), "out": packed.new_zeros(2, 2, packed.numel() // 2)[:, 1]}
+
+
 def quantized_mlp_call():
     gate_up_format, gate_up_group = ops.PackedFormat.INT4, 32
     gate, up, down = randn(0, 18, 20), randn(1, 18, 20), randn(2, 20, 18)
@@ -159,6 +165,7 @@ CALLS = {
     "gate_up_silu_mlp-quantized": ("gate_up_silu_mlp", "default", quantized_mlp_call),
     "pack_gguf": ("pack_gguf", "default", gguf_call),
     "pack_quants": ("pack_quants", "default", quants_call),
+    "pack_gguf.out": ("pack_gguf", "out", gguf_out_call),
     "packed_linear": ("packed_linear", "default", linear_call),
     "packed_embedding": ("packed_embedding", "default", embedding_call),
     "decode_step": ("decode_step", "default", step_call),

@@ -52,6 +52,20 @@ def test_bytes_are_those_of_the_twin(device, packed_format, rows, cols):
     assert torch.equal(pack(device, blocks, packed_format, rows, cols).cpu(), expected)
 
 
+@pytest.mark.parametrize("rows, cols", SIZES)
+def test_panels_can_be_written_in_turn(device, packed_format, rows, cols):
+    """Every other panel of a larger weight; what lies between them stays as it is."""
+    blocks = gguf_blocks(packed_format, rows, cols, seed=rows)
+    expected = pack(device, blocks, packed_format, rows, cols).view(-(-rows // 16), -1)
+    both = torch.full((expected.size(0), 2, expected.size(1)), 7, dtype=torch.uint8)
+    both = device.tensor(both)
+    options = {"format": packed_format, "rows": rows, "cols": cols}
+    returned = device.call(OP, blocks=device.tensor(blocks), out=both[:, 1], **options)
+    assert returned.data_ptr() == both[:, 1].data_ptr()
+    assert torch.equal(both[:, 1], expected)
+    assert (both[:, 0] == 7).all()
+
+
 def test_packs_as_pack_weight_does(device):
     """A weight on the grid, as blocks and as floats."""
     q = torch.randint(0, 16, (3, 32), generator=torch.Generator().manual_seed(0))
@@ -125,7 +139,27 @@ def base():
 
 changed, each = partial(errors.changed, base), partial(errors.each, base)
 
+
+def out(*shape, dtype=torch.uint8):
+    """`base` with an `out` of this shape; [2, 576] is the right one."""
+    return changed(out=torch.zeros(shape, dtype=dtype))
+
+
 WRONG = {
+    "out_of_one_panel": (ValueError, "out", out(1, 576)),
+    "out_of_other_bytes": (ValueError, "out", out(2, 575)),
+    "out_flat": (ValueError, "out", out(1152)),
+    "out_int8": (TypeError, "out", out(2, 576, dtype=torch.int8)),
+    "out_apart_in_a_panel": (
+        ValueError,
+        "out",
+        changed(out=torch.zeros(2, 1152, dtype=torch.uint8)[:, ::2]),
+    ),
+    "out_of_one_row": (
+        ValueError,
+        "out",
+        changed(out=torch.zeros(1, 576, dtype=torch.uint8).expand(2, 576)),
+    ),
     **{
         f"format_{number}": (ValueError, "format", changed(format=number))
         for number in (-1, 0, 1, 2, 3, 9, 10)

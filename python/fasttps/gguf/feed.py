@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fasttps.gguf.tensors import Tensors
+from fasttps.gguf.tensors import Tensors, open_file
 
 PIECE_BYTES = 1 << 20
 PANEL_ROWS = 16
@@ -46,6 +46,8 @@ class Feed:
         self._tensors = tensors
         self._order = iter(order)
         self._buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(2)]
+        # One file for all, since the system reads ahead in an open file.
+        self._file = open_file(tensors.path)
         self._pool = ThreadPoolExecutor(1)
         self._next: tuple[Piece, Future[Tensor]] | None = None
         self._read_on()
@@ -64,7 +66,7 @@ class Feed:
         if piece is not None:
             self._buffers.reverse()
             into = self._buffers[0][: self._bytes(self._tensors, piece)]
-            self._next = piece, self._pool.submit(self._tensors.rows, *piece, into)
+            self._next = piece, self._pool.submit(self._tensors.rows, *piece, into, self._file)
 
     @staticmethod
     def _bytes(tensors: Tensors, piece: Piece) -> int:
@@ -80,3 +82,4 @@ class Feed:
         trace: TracebackType | None,
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
+        self._file.close()

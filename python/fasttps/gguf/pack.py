@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fasttps import ops
 from fasttps.gguf.feed import PANEL_ROWS, Feed, Piece, pieces
@@ -177,19 +177,22 @@ class _Adopted:
         cols = tensors.places[self.keys[0]].shape[1]
         rows = self.parts[0][-1].end - self.parts[0][0].begin
         # [panels, parts, bytes]: gate's and up's panels of 16 rows in turn, as the MLP reads them.
-        made: Tensor | None = None
+        row = torch.empty(
+            1, tensors.places[self.keys[0]].row_bytes, dtype=torch.uint8, device="meta"
+        )
+        panel_bytes = ops.pack_gguf(row, format=self.kind, rows=1, cols=cols).numel()
+        shape = (-(-rows // PANEL_ROWS), len(self.parts), panel_bytes)
+        made = empty_in_huge_pages(shape, torch.uint8)
         for which, part in enumerate(self.parts):
-            panel = 0
             for piece in part:
-                count = piece.end - piece.begin
-                packed = ops.pack_gguf(feed.take(piece), format=self.kind, rows=count, cols=cols)
-                packed = packed.view(-(-count // PANEL_ROWS), -1)
-                if made is None:
-                    shape = (-(-rows // PANEL_ROWS), len(self.parts), packed.shape[1])
-                    made = empty_in_huge_pages(shape, torch.uint8)
-                made[panel : panel + packed.shape[0], which] = packed
-                panel += packed.shape[0]
-        assert made is not None
+                count, panel = piece.end - piece.begin, (piece.begin - part[0].begin) // PANEL_ROWS
+                ops.pack_gguf(
+                    feed.take(piece),
+                    format=self.kind,
+                    rows=count,
+                    cols=cols,
+                    out=made[panel : panel + -(-count // PANEL_ROWS), which],
+                )
         kind = Packed(
             self.kind,
             self.group_size,

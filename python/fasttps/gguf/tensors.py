@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +118,15 @@ class Tensors:
         """The bytes [rows, bytes of a row] of a parameter, a vector's elements being its rows."""
         return self.rows(parameter, 0, self.places[parameter].shape[0])
 
-    def rows(self, parameter: str, begin: int, end: int, into: Tensor | None = None) -> Tensor:
-        """The bytes of some rows, read into the memory `into` if it is given.
+    def rows(
+        self,
+        parameter: str,
+        begin: int,
+        end: int,
+        into: Tensor | None = None,
+        file: Any = None,
+    ) -> Tensor:
+        """The bytes of some rows, read from `file` and into the memory `into` if those are given.
 
         Where the file has the rows of a head of queries or keys as [head_dim / 2, 2], the pairs of
         RoPE, and transformers as [2, head_dim / 2], whole rows move. Then they are those of whole
@@ -128,7 +137,8 @@ class Tensors:
         count = end - begin
         if into is None:
             into = torch.empty(count * place.row_bytes, dtype=torch.uint8)
-        data = read_into(into, self.path, place.info, at).view(count, place.row_bytes)
+        with nullcontext(file) if file is not None else open_file(self.path) as source:
+            data = read_into(into, source, place.info, at).view(count, place.row_bytes)
         if not place.heads:
             return data
         head_rows = place.shape[0] // place.heads
@@ -174,23 +184,29 @@ def rope_factors(path: Path, header: Header) -> dict[str, list[float]]:
 
 def read_bytes(path: Path, info: TensorInfo) -> Tensor:
     """The bytes of a tensor."""
-    return read_into(torch.empty(info.end - info.begin, dtype=torch.uint8), path, info, info.begin)
+    data = torch.empty(info.end - info.begin, dtype=torch.uint8)
+    with open_file(path) as file:
+        return read_into(data, file, info, info.begin)
 
 
-def read_into(data: Tensor, path: Path, info: TensorInfo, begin: int) -> Tensor:
+def open_file(path: Path) -> FileIO:
+    """The file, to be read in large pieces."""
+    return path.open("rb", buffering=0)
+
+
+def read_into(data: Tensor, file: FileIO, info: TensorInfo, begin: int) -> Tensor:
     """Fill `data` with the bytes of a tensor from `begin` of the file on.
 
     Read, not mapped: so they are gone once they are packed, and a file that has been cut short
     since its header was read is an error and no signal.
     """
     left = data.numpy().data
-    with path.open("rb", buffering=0) as file:
-        file.seek(begin)
-        while left:
-            count = file.readinto(left)
-            if not count:
-                raise BrokenGguf(f"is cut short: tensor {info.name} cannot be read")
-            left = left[count:]
+    file.seek(begin)
+    while left:
+        count = file.readinto(left)
+        if not count:
+            raise BrokenGguf(f"is cut short: tensor {info.name} cannot be read")
+        left = left[count:]
     return data
 
 

@@ -57,8 +57,16 @@ def _pack_q6_k(blocks: Tensor) -> list[Tensor]:
     return [nibbles_of_runs(low), high_bits_of_runs(high), *scales]
 
 
-def pack_gguf(blocks: Tensor, *, format: int, rows: int, cols: int) -> Tensor:
-    """blocks uint8 [rows, bytes of a row] -> uint8 [bytes], as pack_weight."""
+def pack_gguf(
+    blocks: Tensor, *, format: int, rows: int, cols: int, out: Tensor | None = None
+) -> Tensor:
+    """blocks uint8 [rows, bytes of a row] -> uint8 [bytes], as pack_weight.
+
+    out: uint8 [panels, bytes of a panel], where they are to be instead.
+    """
+    if out is not None:
+        packed = pack_gguf(blocks, format=format, rows=rows, cols=cols)
+        return out.copy_(packed.view(out.shape))
     if blocks.numel() == 0:
         return blocks.new_empty(0)
     block = blocks.unflatten(1, (-1, _BLOCK_BYTES[format]))
