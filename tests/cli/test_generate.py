@@ -214,6 +214,16 @@ def test_a_gguf_file_answers_as_its_folder(run: Run, llama_folder: Path, tmp_pat
     assert "the answers agree" in from_gguf.err
 
 
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "phi3", "glm4", "lfm2"])
+def test_a_gguf_file_of_another_family_answers(run: Run, family: str) -> None:
+    """A file of llama.cpp's converter; undone, its weights are read from it once more."""
+    pytest.importorskip("gguf", reason="the gguf package is not installed")
+    path = Path(__file__).parents[1] / "gguf" / "fixtures" / f"{family}.gguf"
+    ran = run("generate", "--model", path, *EXACT, "HELLO", "--compare")
+    assert ran.code == ExitCode.OK, ran.err
+    assert "the answers agree: " in ran.err
+
+
 def test_markup_and_control_text_reach_the_terminal_as_they_are(
     run: Run, llama_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

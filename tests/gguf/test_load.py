@@ -134,6 +134,7 @@ def change(path: Path, key: str, value: int) -> None:
 
 REFUSED = {
     "experts": (uint32("llama.expert_count", 8), "expert_count"),
+    "one file of three": (lambda writer: writer.add_uint16("split.count", 3), "one of 3 files"),
     "an unknown RoPE scaling": (
         lambda writer: writer.add_string("llama.rope.scaling.type", "own"),
         "'own'",

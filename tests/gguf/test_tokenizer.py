@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import pre_tokenizers
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -103,3 +104,31 @@ def test_a_tokenizer_that_is_not_read_is_named(
 ) -> None:
     with pytest.raises(error, match=message):
         tokenizer(sentencepiece(**changes))
+
+
+# By hand, from the patterns of the models' own tokenizers.
+DIGITS_AND_ENDINGS = "it's 12345 HelloWorld's\n\n x"
+CUT = {
+    "gpt-2": ["it", "'s", " 12345", " HelloWorld", "'s", "\n\n", " x"],
+    "smollm": ["it", "'s", " ", "1", "2", "3", "4", "5", " HelloWorld", "'s", "\n\n", " x"],
+    "qwen2": ["it", "'s", " ", "1", "2", "3", "4", "5", " HelloWorld", "'s", "\n\n", " x"],
+    "tekken": ["it", "'s", " ", "1", "2", "3", "4", "5", " Hello", "World", "'s", "\n\n", " x"],
+    "gpt-4o": ["it's", " ", "123", "45", " Hello", "World's", "\n\n", " x"],
+    "llama-bpe": ["it", "'s", " ", "123", "45", " HelloWorld", "'s", "\n\n", " x"],
+}
+CUT |= dict.fromkeys(("lfm2", "chatglm-bpe", "glm4", "dbrx"), CUT["llama-bpe"])
+
+
+@pytest.mark.parametrize("pre", CUT)
+def test_text_is_cut_as_the_file_says(pre: str) -> None:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    changes = {"model": "gpt2", "pre": pre, "merges": ["a b"], "scores": None, "token_type": None}
+    header = sentencepiece(
+        **changes, tokens=["<s>", *letters, "ab"], bos_token_id=0, eos_token_id=0,
+        unknown_token_id=None,
+    )  # fmt: skip
+    made = tokenizer(header)
+    cut = made.backend_tokenizer.pre_tokenizer.pre_tokenize_str(DIGITS_AND_ENDINGS)
+    assert [DIGITS_AND_ENDINGS[begin:end] for _, (begin, end) in cut] == CUT[pre]
+    begins = made("a")["input_ids"][0] == 0
+    assert begins == (pre in ("llama-bpe", "lfm2", "tekken")), "llama.cpp's default for a begin"

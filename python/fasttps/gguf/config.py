@@ -37,6 +37,8 @@ def model_config(header: Header, factors: dict[str, list[float]]) -> tuple[str, 
     import transformers
 
     architecture = architecture_of(header.architecture)
+    if (files := Keys(header.metadata, "split.").get("count", 1)) != 1:
+        raise UnsupportedGguf(f"is one of {files} files of a model; join them into one first")
     read = Keys(header.metadata, f"{header.architecture}.")
     draft = Draft(architecture.model, _common(header, read, factors))
     architecture.complete(draft, read)
