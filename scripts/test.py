@@ -28,7 +28,7 @@ REPORTS = ROOT / "build" / "reports"
 # folder and every file of tests/ belongs to a part.
 PYTEST_PARTS = {
     "cpu": ["tests/ops", "tests/reference", "tests/bench"],
-    "models": ["tests/models", "tests/generation", "tests/gguf", "tests/cli"],
+    "models": ["tests/models", "tests/generation", "tests/gguf", "tests/checkpoint", "tests/cli"],
     "packaging": ["tests/packaging", "tests/test_*.py"],
 }
 

@@ -4,6 +4,7 @@
 - `fasttps.generate(model, input_ids, max_new_tokens=...)`: a loop over tokens that costs nothing.
 - `fasttps.save(patch, folder)`, `fasttps.load(folder)`: a model with its weights packed.
 - `fasttps.load_gguf(path)`: a model and its tokenizer from a GGUF file.
+- `fasttps.load_checkpoint(folder)`: the same from a folder of AWQ, GPTQ or compressed-tensors.
 - `fasttps.StaticKVCache`: a KV cache allocated once, for `model.generate(past_key_values=...)`.
 - `fasttps.register_attention()`: `attn_implementation="fasttps"` for any transformers model.
 - `fasttps.ops`: the ops (also `torch.ops.fasttps`); `fasttps.reference`: the same in plain PyTorch.
@@ -28,6 +29,7 @@ from fasttps.models.attention_interface import register_on_import  # noqa: E402
 register_on_import()
 
 if TYPE_CHECKING:
+    from fasttps.checkpoint import load_checkpoint
     from fasttps.generation import Generation, generate
     from fasttps.gguf import load_gguf
     from fasttps.kv_cache import StaticKVCache
@@ -45,6 +47,7 @@ _LAZY = {
     "StaticKVCache": "fasttps.kv_cache",
     "generate": "fasttps.generation",
     "load": "fasttps.packed_model",
+    "load_checkpoint": "fasttps.checkpoint",
     "load_gguf": "fasttps.gguf",
     "patch": "fasttps.models.patch",
     "register_attention": "fasttps.models.attention_interface",
@@ -61,6 +64,7 @@ __all__ = [
     "generate",
     "isa",
     "load",
+    "load_checkpoint",
     "load_gguf",
     "ops",
     "patch",

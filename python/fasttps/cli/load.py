@@ -15,6 +15,11 @@ from typing import Any
 
 import torch
 
+from fasttps.checkpoint.schemes import (
+    BrokenCheckpoint,
+    UnsupportedCheckpoint,
+    quantization_config,
+)
 from fasttps.cli.errors import CliError, ExitCode
 from fasttps.cli.progress import Report, Reporter
 from fasttps.gguf.architectures import ARCHITECTURES
@@ -45,8 +50,9 @@ def load(
     """Load the model at `path`, a HuggingFace folder, a saved one or a GGUF file, in `dtype`.
 
     Args:
-        pack: load a GGUF file patched, its quantised weights as they are.
-        kv, int8_activation: of `fasttps.load_gguf`.
+        pack: load a GGUF file, or a folder that is quantised, patched, its quantised weights as
+            they are.
+        kv, int8_activation: of `fasttps.load_gguf` and `fasttps.load_checkpoint`.
 
     Raises:
         CliError: BROKEN_MODEL, with what is wrong with the path or the files.
@@ -67,6 +73,8 @@ def load(
         importlib.import_module("accelerate")  # transformers' own reader needs it
     if is_packed_model(path):
         return load_packed(path, dtype, reporter)
+    if is_checkpoint(path):
+        return load_own_checkpoint(path, dtype, pack, kv, int8_activation, reporter)
     with reporter.step("reading the tokenizer"):
         tokenizer = read(path, lambda: transformers.AutoTokenizer.from_pretrained(**where))
     with reporter.step("reading the weights") as report, _bars_report_to(report):
@@ -98,6 +106,40 @@ def load_packed(path: Path, dtype: torch.dtype, reporter: Reporter) -> Loaded:
         model = _check(path, load)
         cast(model, dtype)
     return Loaded(model, read(path, lambda: transformers.AutoTokenizer.from_pretrained(path)))
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder states a quantisation that transformers has no way of its own to undo."""
+    stated = _check(path, quantization_config) if path.is_dir() else None
+    return stated is not None and stated.get("quant_method") != "mxfp4"
+
+
+def load_own_checkpoint(
+    path: Path,
+    dtype: torch.dtype,
+    pack: bool,
+    kv: str | None,
+    int8_activation: bool,
+    reporter: Reporter,
+) -> Loaded:
+    """Load a folder of AWQ, GPTQ or compressed-tensors; of any other scheme, say which it is."""
+    from fasttps.checkpoint.load import load_checkpoint
+
+    with reporter.step("reading the weights") as report:
+        loaded = _check(
+            path,
+            lambda path: load_checkpoint(
+                path,
+                dtype=dtype,
+                pack=pack,
+                kv=kv if pack else None,
+                int8_activation=int8_activation,
+                progress=report,
+            ),
+        )
+    if loaded.tokenizer is None:
+        raise CliError(ExitCode.BROKEN_MODEL, f"{path} has no tokenizer")
+    return Loaded(loaded.model, loaded.tokenizer, loaded.patch)
 
 
 def load_own_gguf(path: Path, header: Header, how: How, reporter: Reporter) -> Loaded:
@@ -169,7 +211,9 @@ def _check(path: Path, check: Callable[[Path], Any]) -> Any:
         return check(path)
     except UnsupportedGguf:
         raise
-    except BrokenGguf as error:
+    except UnsupportedCheckpoint as error:
+        raise CliError(ExitCode.UNSUPPORTED_MODEL, f"{path} {error}") from error
+    except (BrokenGguf, BrokenCheckpoint) as error:
         raise CliError(ExitCode.BROKEN_MODEL, f"{path} {error}") from error
     except OSError as error:
         reason = error.strerror or str(error)

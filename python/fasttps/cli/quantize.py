@@ -11,7 +11,7 @@ import torch
 
 import fasttps
 from fasttps.cli.errors import CliError, ExitCode
-from fasttps.cli.load import Loaded, load, read, source
+from fasttps.cli.load import Loaded, is_checkpoint, load, read, source
 from fasttps.cli.patched import check_isa, check_supported
 from fasttps.cli.progress import Reporter
 from fasttps.packed_model.manifest import is_packed_model
@@ -52,7 +52,7 @@ def run(request: Request) -> None:
     reporter = Reporter()
     dtype = getattr(torch, request.dtype)
     mapped = None
-    if request.model.is_dir():
+    if request.model.is_dir() and not is_checkpoint(request.model):
         mapped = read(request.model, lambda: MappedModel(request.model))
     if mapped is None or mapped.model is None:
         mapped = None
@@ -60,7 +60,7 @@ def run(request: Request) -> None:
             request.model,
             dtype,
             reporter,
-            # The bits of a GGUF file stay, unless others are asked for.
+            # The bits of a GGUF file or a checkpoint stay, unless others are asked for.
             pack=request.weights is None and request.lm_head is None,
             kv=request.kv,
             int8_activation=request.int8_activation is not False,

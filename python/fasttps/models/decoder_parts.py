@@ -102,6 +102,8 @@ def parts_of(anatomy: Anatomy, decoder: Any, head: Any, num_heads: int) -> Parts
         return "lm_head has a bias"
     if head.packed_weight is None:
         return "not every weight is packed"
+    if head.packed_weight.columns is not None:
+        return "lm_head has its columns reordered (act-order)"
     parts.norms.append(decoder.norm.weight)
     parts.lm_head = head.packed_weight
     parts.embedding = getattr(decoder.embed_tokens, "packed_weight", None)
@@ -166,6 +168,9 @@ def _layer(anatomy: Anatomy, at: int, layer: Any, parts: Parts) -> Iterator[str]
     weights = [*projections, mlp.packed_gate_up, mlp.packed_down]
     if any(weight is None for weight in weights):
         yield "not every weight is packed"
+        return
+    if any(weight.columns is not None for weight in weights):
+        yield f"layer {at} has a weight whose columns are reordered (act-order)"
     parts.weights += weights
     parts.norms += [None if norm is None else norm.weight for norm in anatomy.norms_of(layer)]
     parts.out_norms += [norm.weight for norm in anatomy.out_norms_of(layer)]

@@ -104,6 +104,8 @@ class FusedGatedMLP(PackedModule):
         # every argument that `fasttps.ops` would pass on.
         gate_up, down = packed[_GATE_UP], packed[_DOWN]
         (gate_bias, up_bias), (down_bias,) = map(self.biases, self.slots)
+        if gate_up.columns is not None:
+            x = x.index_select(-1, gate_up.columns)
         return _gate_up_silu_mlp(
             x,
             self._buffers[_GATE_UP],
@@ -128,7 +130,27 @@ class FusedGatedMLP(PackedModule):
     @property
     def packed_down(self) -> PackedTensor | None:
         """Down as the op takes it; None while it is not packed."""
-        return self.packed_tensor(_DOWN)
+        down = self.packed_tensor(_DOWN)
+        return None if down is None else down._replace(columns=None)  # it has gate's and up's rows
+
+    def row_order(self, slot: Slot) -> Tensor | None:
+        """The rows of gate and up make what down takes, and lie in the order of its columns."""
+        down = self.__dict__["packed"].get(_DOWN)
+        return None if down is None or slot.buffer == _DOWN else down.columns
+
+    def biases(self, slot: Slot) -> tuple[Tensor | None, ...]:
+        biases, order = super().biases(slot), self.row_order(slot)
+        if order is None:
+            return biases
+        return tuple(None if bias is None else bias[order] for bias in biases)
+
+    def open_for(self, state_dict: Any, prefix: str) -> None:
+        if self.row_order(self.slots[0]) is not None:  # one half cannot go without the other
+            loaded = [n for n in self.weight_names() if f"{prefix}{n}.weight" in state_dict]
+            if loaded:
+                self.unpack()
+                self.__dict__["loaded"] |= set(loaded)
+        super().open_for(state_dict, prefix)
 
     @property
     def function(self) -> str:

@@ -60,6 +60,8 @@ class PackedLinear(PackedModule, nn.Linear):
             input = input.to(dtype if kind.format.is_quantized else kind.format.dtype)
         elif not kind.format.is_quantized and kind.format.dtype != weight.dtype:
             input = input.to(kind.format.dtype)
+        if kind.columns is not None:
+            input = input.index_select(-1, kind.columns)
         out = _packed_linear(
             input,
             self._buffers[BUFFER],

@@ -6,7 +6,7 @@ Knows nn.Module and the ops; knows no family.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -59,6 +59,7 @@ class Packed:
         exact: unpacking gives the weights back bit for bit.
         int8_activation: whether the op is to round activations to int8.
         inference: the weights were made in inference mode, and only such data can replace theirs.
+        columns: int64 [cols], the order in which the columns of the weight lie; None: their own.
     """
 
     format: ops.PackedFormat
@@ -68,18 +69,21 @@ class Packed:
     exact: bool
     int8_activation: bool
     inference: bool
+    columns: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:
         """The format, and the size of its groups if it has any."""
         group = f" in groups of {self.group_size}" if self.group_size else ""
-        return f"{self.format.name}{group}"
+        order = "" if self.columns is None else ", columns reordered"
+        return f"{self.format.name}{group}{order}"
 
 
 class PackedTensor(NamedTuple):
     """A packed weight as the ops take it.
 
-    `bias` is that of the linear, or (gate's, up's) where the two are packed in one.
+    `bias` is that of the linear, or (gate's, up's) where the two are packed in one; `columns` the
+    order in which the activations have to come, None: their own.
     """
 
     packed: Tensor
@@ -89,6 +93,7 @@ class PackedTensor(NamedTuple):
     cols: int
     int8_activation: bool
     bias: Any
+    columns: Tensor | None = None
 
     def slice(self, first: int, rows: int) -> PackedTensor | str:
         """Rows [first, first + rows) as a weight of their own, or why they are none."""
@@ -173,7 +178,14 @@ class PackedModule(FusedModule):
         bias = biases[0] if len(biases) == 1 else biases
         packed: Any = self._buffers[buffer]
         return PackedTensor(
-            packed, kind.format, kind.group_size, kind.rows, kind.cols, kind.int8_activation, bias
+            packed,
+            kind.format,
+            kind.group_size,
+            kind.rows,
+            kind.cols,
+            kind.int8_activation,
+            bias,
+            kind.columns,
         )
 
     def biases(self, slot: Slot) -> tuple[Tensor | None, ...]:
@@ -305,8 +317,20 @@ class PackedModule(FusedModule):
                 cols=kind.cols,
                 group_size=kind.group_size,
             )
-            values = [values] if is_one else slot.join(list(values))
+            values = [self._in_order(slot, value) for value in ([values] if is_one else values)]
+            values = slot.join(values)
             return [value.to(self._weight(name).dtype) for name, value in zip(slot.names, values)]
+
+    def row_order(self, slot: Slot) -> Tensor | None:
+        """The order in which the rows of each part of a slot lie; None: their own."""
+        return None
+
+    def _in_order(self, slot: Slot, value: Tensor) -> Tensor:
+        """A part of a slot as it was unpacked, with its columns and rows in their own order."""
+        columns, rows = self.__dict__["packed"][slot.buffer].columns, self.row_order(slot)
+        if columns is not None:
+            value = value.index_select(1, columns.argsort())
+        return value if rows is None else value.index_select(0, rows.argsort())
 
     def _restored(self, slot: Slot, read: ReadOriginal | None) -> list[Tensor]:
         """The weights of a slot as they were before the patch, where they can be had."""

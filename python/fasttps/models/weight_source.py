@@ -16,7 +16,7 @@ _GGUF_MAGIC = b"GGUF"
 
 
 class WeightSource:
-    """A HuggingFace folder with safetensors, or a GGUF file; read tensor by tensor."""
+    """A HuggingFace folder with safetensors, quantised or not, or a GGUF file; read by tensors."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """
@@ -61,6 +61,10 @@ class WeightSource:
     def _open(self) -> Any:
         try:
             if self.path.is_dir():
+                from fasttps.checkpoint.schemes import is_quantized
+
+                if is_quantized(self.path):
+                    return _Checkpoint(self.path)
                 return _Safetensors(self.path)
             with self.path.open("rb") as file:
                 magic = file.read(len(_GGUF_MAGIC))
@@ -102,6 +106,26 @@ class _Safetensors:
 
     def tensor(self, key: str) -> Tensor:
         return self._file_of[key].get_tensor(key)
+
+
+class _Checkpoint:
+    """A folder whose weights are quantised, each dequantised as it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        from fasttps.checkpoint.load import open_folder
+
+        model, self._tensors = open_folder(folder)
+        parameters = model.named_parameters(remove_duplicate=False)
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
+        self.keys = frozenset(self._shapes)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return self._shapes[key]
+
+    def tensor(self, key: str) -> Tensor:
+        values = self._tensors.values(key, self._shapes[key]).clone()
+        self._tensors.forget()
+        return values
 
 
 class _Gguf:

@@ -9,7 +9,7 @@
    "model.layers.0.self_attn.q_proj": {"class": "PackedLinear",
      "packing": {"weights": "int4", "group_size": 32, "int8_activation": true},
      "buffers": {"weight_packed": {"format": "INT4", "group_size": 32, "rows": 2048, "cols": 2048,
-                                   "exact": false, "int8_activation": true}}},
+                                   "exact": false, "int8_activation": true, "columns": false}}},
    "model.embed_tokens": {"class": "PackedEmbedding", "head": "lm_head"}, ...}}
 
 The tensors are those of the buffers and of the Parameters that are not packed, by their names in
@@ -28,6 +28,7 @@ from fasttps import ops
 from fasttps.messages import OneLineError
 
 MANIFEST = "fasttps.json"
+COLUMNS = "_columns"  # after the name of a buffer: the order of its columns
 FORMAT = 1
 FILE_NAME = re.compile(r"fasttps-\d{5}-of-\d{5}\.safetensors")
 
@@ -46,6 +47,7 @@ class SavedBuffer:
     cols: int
     exact: bool
     int8_activation: bool
+    columns: bool = False  # whether their order is a tensor too
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ class _Reader:
                     self.get(buffer, "cols", int),
                     self.get(buffer, "exact", bool),
                     self.get(buffer, "int8_activation", bool),
+                    self.get({"columns": False, **buffer}, "columns", bool),
                 )
                 for key, buffer in self.get(entry, "buffers", dict).items()
             },

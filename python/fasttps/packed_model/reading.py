@@ -20,11 +20,13 @@ from fasttps.models.packed_module import Packed, PackedModule, Slot
 from fasttps.models.patch_options import KV_DTYPES, WEIGHTS, Options, Packing
 from fasttps.models.patch_plan import Step
 from fasttps.packed_model.manifest import (
+    COLUMNS,
     MANIFEST,
     BrokenModel,
     Manifest,
     SavedBuffer,
     SavedModule,
+    is_packed_model,
     read_manifest,
 )
 from fasttps.packed_model.skeleton import empty_model, replace_parameter
@@ -34,7 +36,11 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def load(folder: str | os.PathLike[str]) -> Any:
-    """The model in eval mode, as fast as its modules are made: the weights are mapped, not read.
+    """The model of a folder that `fasttps.save` wrote, or of one of a checkpoint that is quantised.
+
+    The latter as `fasttps.load_checkpoint` loads it, which takes options and gives the patch.
+
+    The former is in eval mode, as fast as its modules are made: the weights are mapped, not read.
 
     It is patched, and has no patch to undo. Its Parameters ask for no gradient. The tokenizer is
     `transformers.AutoTokenizer.from_pretrained(folder)`'s. As long as the model lives, the files
@@ -46,6 +52,13 @@ def load(folder: str | os.PathLike[str]) -> Any:
         OSError: a file cannot be read.
     """
     folder = Path(folder)
+    if not is_packed_model(folder):
+        from fasttps.checkpoint.schemes import is_quantized
+
+        if is_quantized(folder):
+            from fasttps.checkpoint.load import load_checkpoint
+
+            return load_checkpoint(folder).model
     manifest = read_manifest(folder / MANIFEST)
     tensors = _Tensors(folder, manifest)
     family, model = _skeleton(folder, manifest, len(tensors.files))
@@ -184,8 +197,19 @@ def _adopt(step: Step, saved: SavedModule, tensors: _Tensors) -> None:
                 buffer.exact,
                 buffer.int8_activation,
                 inference=False,
+                columns=_columns(f"{step.name}.{slot.buffer}{COLUMNS}", buffer, tensors),
             ),
         )
+
+
+def _columns(name: str, buffer: SavedBuffer, tensors: _Tensors) -> Tensor | None:
+    """The order of the columns of a buffer, if it has one."""
+    if not buffer.columns:
+        return None
+    columns = tensors.take(name, (buffer.cols,), torch.int64)
+    if not torch.equal(columns.sort().values, torch.arange(buffer.cols)):
+        raise BrokenModel(f"{tensors.folder} has {name} that is no order of {buffer.cols} columns")
+    return columns.clone()
 
 
 def _check_packed(

@@ -27,6 +27,7 @@ _PADDING = "_padding."
 _DTYPES = {
     "U8": torch.uint8,
     "I8": torch.int8,
+    "I32": torch.int32,
     "I64": torch.int64,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
@@ -103,6 +104,9 @@ class TensorFile:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._infos[name].shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._infos[name].dtype
 
     def tensor(self, name: str, alignment_bytes: int = ALIGNMENT_BYTES) -> Tensor:
         """A tensor over the mapping, which it keeps, in a storage of its own.

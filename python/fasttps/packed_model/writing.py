@@ -19,6 +19,7 @@ from fasttps.models.packed_module import PackedModule
 from fasttps.models.patch import Patch
 from fasttps.models.patch_options import KV_DTYPES
 from fasttps.packed_model.manifest import (
+    COLUMNS,
     FILE_NAME,
     MANIFEST,
     Manifest,
@@ -139,6 +140,9 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
                 if buffer is None:
                     raise ValueError(f"save: model wanted packed weights, {name}: {module!r}")
                 tensors[prefix + slot.buffer] = buffer
+                columns = module.__dict__["packed"][slot.buffer].columns
+                if columns is not None:
+                    tensors[prefix + slot.buffer + COLUMNS] = columns
         elif module._buffers.keys() - module._non_persistent_buffers_set:
             raise ValueError(f"save: model wanted no buffers of its own, got some in {name}")
     for name, parameter in model.named_parameters():
@@ -182,6 +186,7 @@ def _modules(model: nn.Module) -> dict[str, SavedModule]:
                     kind.cols,
                     kind.exact,
                     kind.int8_activation,
+                    kind.columns is not None,
                 )
                 for buffer, kind in module.__dict__["packed"].items()
             }

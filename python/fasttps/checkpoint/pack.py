@@ -1,0 +1,182 @@
+"""A model of transformers over the quants of a checkpoint, repacked and never requantised.
+
+    4 bits, symmetric     int4 in groups of 32, 64 or 128
+    4 bits, zero points   int4_zero in groups of 32, 64 or 128
+    8 bits, symmetric     int8 for a scale a row, int8_group in groups of 32
+
+Larger groups become several with the same scale. What no format holds bit for bit (scales that
+float16 has not, groups of other sizes, zero points of 8 bits) is dequantised and packed in the
+model's dtype.
+
+With act-order the columns are packed in the order of their groups. A linear gathers its input in
+that order as it runs; in an MLP, gate and up gather theirs, and make theirs in the order in which
+down wants it, for their rows have been moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasttps.checkpoint.tensors import Tensors
+from fasttps.checkpoint.weights import Form, QuantizedWeight, common_form, parts, same_columns
+from fasttps.memory import empty_in_huge_pages
+from fasttps.models.model_changes import other_attentions
+from fasttps.models.obstacles import return_freed_memory
+from fasttps.models.packed_linear import PackedEmbedding, PackedLinear
+from fasttps.models.packed_module import Packed, PackedModule, Slot
+from fasttps.models.patch import Patch, Progress, fuse_all
+from fasttps.models.patch_options import Options, Packing, check_request
+from fasttps.models.patch_plan import Step, plan
+from fasttps.models.weight_source import WeightSource
+
+
+def pack_model(
+    model: Any,
+    tensors: Tensors,
+    *,
+    kv: str | None,
+    int8_activation: bool,
+    progress: Progress | None,
+) -> Patch | None:
+    """Give a model, whose parameters have places and no values, its weights, and patch it.
+
+    What is not fused has its weights dequantised. None: nothing could be.
+    """
+    request = check_request(
+        attention=True,
+        mlp=True,
+        lm_head=True,
+        decode_step=True,
+        weights=None,
+        group_size=None,
+        kv=kv,
+        int8_activation=None,
+        keep_original=False,
+    )
+    steps = plan(model, request)
+    steps = [*_plain_linears(model, tensors, steps), *steps]
+    fused = [step for step in steps if step.reason is None]
+    others = other_attentions(model)
+    packed = {_key(step.name, name) for step in fused for name in step.fused.weight_names()}
+    fill(model, tensors, packed)
+    if not fused and not others:
+        return None
+    tied = {id(step.arguments["head"]) for step in fused if issubclass(step.fused, PackedEmbedding)}
+
+    def adopt(step: Step) -> None:
+        module = step.module
+        if not isinstance(module, PackedModule):
+            module.fuse(step.options, **step.arguments)
+            return
+        module.prepare(step.options)
+        if not _adopt(step.name, module, tensors, int8_activation, id(module) in tied):
+            module.pack()
+        tensors.forget()
+
+    patch = fuse_all(model, steps, WeightSource(tensors.folder), progress, adopt, others)
+    return_freed_memory()
+    return patch
+
+
+def fill(model: nn.Module, tensors: Tensors, without: set[str] | frozenset[str]) -> None:
+    """Give the parameters their values, dequantised, but for those that come packed."""
+    seen = {id(model.get_parameter(name)) for name in without}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in seen and name not in without:
+            parameter.data.copy_(tensors.values(name, tuple(parameter.shape)))
+            tensors.forget()
+
+
+def _plain_linears(model: Any, tensors: Tensors, steps: list[Step]) -> Iterator[Step]:
+    """The quantised linears that no family knows."""
+    known = {_key(step.name, name) for step in steps for name in step.fused.weight_names()}
+    for name, module in model.named_modules():
+        if (
+            name in tensors.quantized
+            and _key(name, "") not in known
+            and PackedLinear.obstacle(module, frozenset()) is None
+        ):
+            yield Step(name, module, PackedLinear, Options(Packing(), None), None)
+
+
+def _adopt(
+    name: str, module: PackedModule, tensors: Tensors, int8_activation: bool, is_tied: bool
+) -> bool:
+    """Give a module its packed weights, or those that it is to pack; whether it has none of these.
+
+    is_tied: an embedding reads rows of it, which must be whole.
+    """
+    slots = {slot.buffer: _weights(name, module, slot, tensors) for slot in module.slots}
+    forms = {buffer: _form(weights, is_tied) for buffer, weights in slots.items()}
+    order: Tensor | None = None  # of what the last slot takes, where that is another's rows
+    if len(module.slots) == 2:
+        last = slots[module.slots[1].buffer]
+        order = None if last is None else last[0].columns
+        if order is not None and None in forms.values():
+            forms = dict.fromkeys(forms)  # the rows of floats are not moved
+    for slot in module.slots:
+        form, weights = forms[slot.buffer], slots[slot.buffer]
+        if form is None or weights is None:
+            for linear in slot.names:
+                weight: Any = module.get_submodule(linear).weight if linear else module.weight
+                weight.data.copy_(tensors.values(_key(name, linear), tuple(weight.shape)))
+            continue
+        rows = order if slot is module.slots[0] else None
+        packed, shape = _packed(weights, slot, form, rows)
+        kind = Packed(
+            form.format,
+            form.group_size,
+            *shape,
+            exact=False,
+            int8_activation=int8_activation,
+            inference=False,
+            columns=weights[0].columns,
+        )
+        module.adopt(slot.buffer, packed, kind)
+    return None not in forms.values()
+
+
+def _weights(
+    name: str, module: PackedModule, slot: Slot, tensors: Tensors
+) -> list[QuantizedWeight] | None:
+    """The quantised weights of a slot; None: not all of them are."""
+    linears = [".".join(filter(None, (name, linear))) for linear in slot.names]
+    if not tensors.quantized.issuperset(linears):
+        return None
+    shapes = [module.weight_shape(linear) for linear in slot.names]
+    return [tensors.weight(key, rows, cols) for key, (rows, cols) in zip(linears, shapes)]
+
+
+def _form(weights: list[QuantizedWeight] | None, is_tied: bool) -> Form | None:
+    if weights is None or not same_columns(weights):
+        return None
+    if is_tied and weights[0].columns is not None:
+        return None
+    return common_form(weights)
+
+
+def _packed(
+    weights: list[QuantizedWeight], slot: Slot, form: Form, order: Tensor | None
+) -> tuple[Tensor, tuple[int, int]]:
+    """The buffer of a slot, and the shape of each part; `order`: in which its rows are to lie."""
+    made: list[Tensor] = []
+    shape = (0, 0)
+    for part in parts(weights, slot.halves):
+        shape = part.shape
+        made.append((part if order is None else part.rows(order)).pack(form))
+    if len(made) == 1:
+        return made[0], shape
+    # Gate's and up's panels in turn, as the MLP reads them.
+    panels = -(-shape[0] // 16)
+    both = empty_in_huge_pages((panels, len(made), made[0].numel() // panels), torch.uint8)
+    for which, packed in enumerate(made):
+        both[:, which] = packed.view(panels, -1)
+    return both.view(-1), shape
+
+
+def _key(module_name: str, name: str) -> str:
+    return ".".join(filter(None, (module_name, name, "weight")))
