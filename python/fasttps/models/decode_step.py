@@ -8,13 +8,12 @@ family makes its class from it and gives its anatomy:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import lru_cache, wraps
 from itertools import chain
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fasttps.models import attention_interface
 from fasttps.models.decode_plan import Plan, make_plan
@@ -33,6 +32,14 @@ _POSITIONAL = (
     "use_cache",
     "logits_to_keep",
 )
+
+
+@lru_cache(maxsize=1)
+def _output_class() -> Any:
+    """Of a causal LM; transformers is there where a model is."""
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    return CausalLMOutputWithPast
 
 
 class FusedCausalLM(FusedModule):
@@ -120,7 +127,7 @@ class FusedCausalLM(FusedModule):
                 self.__dict__["why_not"] = reason
                 logits = logits[:, -keep:] if keep else logits
                 fields = {"logits": logits.to(self.dtype), self.cache_name(): cache}
-                return CausalLMOutputWithPast(**fields)
+                return _output_class()(**fields)
         self.__dict__["why_not"] = reason
         return None
 
@@ -226,7 +233,7 @@ class FusedCausalLM(FusedModule):
 
     def cache_name(self) -> str:
         """Of the argument and the field, which changed in transformers 5.24."""
-        fields = CausalLMOutputWithPast.__dataclass_fields__
+        fields = _output_class().__dataclass_fields__
         return "cache" if "cache" in fields else "past_key_values"
 
     def _runnable_plan(self, input_ids: Any) -> Plan | str:
