@@ -9,6 +9,25 @@ namespace {
 
 inline constexpr int64_t kQ4KBlockBytes = 144, kQ6KBlockBytes = 210;
 
+// Four bytes that lie side by side, worked on at once.
+inline uint32_t four_bytes(const uint8_t* at) {
+  uint32_t bytes;
+  __builtin_memcpy(&bytes, at, 4);
+  return bytes;
+}
+
+inline constexpr uint32_t kLowNibbles = 0x0f0f0f0f, kHighNibbles = 0xf0f0f0f0;
+
+// A row's 32 quants into a run, four bits each: the low or the high ones of the bytes of `q`.
+inline void move_nibbles(const uint8_t* q, bool high, int64_t row, uint8_t* run) {
+  for (int64_t j = 0; j < 4; ++j) {
+    const uint32_t first = four_bytes(q + 4 * j), second = four_bytes(q + 16 + 4 * j);
+    const uint32_t bytes = high ? (first >> 4 & kLowNibbles) | (second & kHighNibbles)
+                                : (first & kLowNibbles) | (second << 4 & kHighNibbles);
+    __builtin_memcpy(run + 64 * j + 4 * row, &bytes, 4);
+  }
+}
+
 struct Q40Block {
   using Weight = Int4Weight;
   static constexpr int64_t kBytes = 18, kCols = 32;
@@ -50,9 +69,7 @@ struct Q4KBlock {
     const uint8_t* scales = block + 4;
     const uint8_t* qs = block + 16;
     for (int64_t run = 0; run < 8; ++run) {
-      uint8_t q[32];
-      for (int64_t i = 0; i < 32; ++i) q[i] = (qs[run / 2 * 32 + i] >> (run % 2 * 4)) & 0xf;
-      put_nibbles(q, r, group + run * kNibbleRunBytes);
+      move_nibbles(qs + run / 2 * 32, run % 2 == 1, r, group + run * kNibbleRunBytes);
       uint8_t sc, mn;
       if (run < 4) {
         sc = scales[run] & 63;
@@ -79,19 +96,16 @@ struct Q6KBlock {
       // Of each half of 128 columns: run 0 and 2 have the low and high parts of ql[0..31], run 1
       // and 3 those of ql[32..63]; qh[0..31] has two bits for each run.
       const int64_t half = run / 4, part = run % 4;
-      uint8_t low[32], high[32];
-      for (int64_t i = 0; i < 32; ++i) {
-        low[i] = (ql[64 * half + 32 * (part % 2) + i] >> (part / 2 * 4)) & 0xf;
-        high[i] = (qh[32 * half + i] >> (2 * part)) & 3;
-      }
-      put_nibbles(low, r, group + run * kNibbleRunBytes);
-      uint8_t* bits = group + Weight::kHigh + run * Weight::kHighRunBytes + 4 * r;
+      move_nibbles(ql + 64 * half + 32 * (part % 2), part >= 2, r, group + run * kNibbleRunBytes);
+      const auto high = [&](int64_t column) {
+        return four_bytes(qh + 32 * half + column) >> (2 * part) & 0x03030303;
+      };
       for (int64_t i = 0; i < 2; ++i) {
-        for (int64_t b = 0; b < 4; ++b) {
-          const int64_t c = 8 * i + b;
-          bits[64 * i + b] = static_cast<uint8_t>(high[c] | high[16 + c] << 2 | high[c + 4] << 4 |
-                                                  high[16 + c + 4] << 6);
-        }
+        const int64_t c = 8 * i;
+        const uint32_t bits =
+            high(c) | high(16 + c) << 2 | high(c + 4) << 4 | high(16 + c + 4) << 6;
+        __builtin_memcpy(group + Weight::kHigh + run * Weight::kHighRunBytes + 4 * r + 64 * i,
+                         &bits, 4);
       }
     }
     for (int64_t k = 0; k < 16; ++k) group[Weight::kScales + k * kPanelRows + r] = block[192 + k];

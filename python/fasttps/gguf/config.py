@@ -36,6 +36,10 @@ def model_config(header: Header, factors: dict[str, list[float]]) -> tuple[str, 
     """
     import transformers
 
+    if not hasattr(transformers.LlamaConfig(), "rope_parameters"):
+        raise UnsupportedGguf(
+            f"is read with transformers 5 or later, this is {transformers.__version__}"
+        )
     architecture = architecture_of(header.architecture)
     if (files := Keys(header.metadata, "split.").get("count", 1)) != 1:
         raise UnsupportedGguf(f"is one of {files} files of a model; join them into one first")

@@ -138,6 +138,10 @@ def _empty_model(path: Path, header: Header) -> tuple[Any, Tensors]:
     tensors.check_fits({name: tuple(weight.shape) for name, weight in model.named_parameters()})
     decoder = model.model
     decoder.rotary_emb = make(type(decoder.rotary_emb))
+    if "sliding_attention" in config.rope_parameters and not hasattr(
+        decoder.rotary_emb, "sliding_attention_inv_freq"
+    ):
+        raise UnsupportedGguf(f"is a {name}, of which this version of transformers has one RoPE")
     if hasattr(decoder.embed_tokens, "embed_scale"):
         decoder.embed_tokens.embed_scale = torch.tensor(decoder.embed_tokens.scalar_embed_scale)
     for key, buffer in model.named_buffers():
