@@ -31,6 +31,8 @@ PYTEST_PARTS = {
     "models": ["tests/models", "tests/generation", "tests/gguf", "tests/checkpoint", "tests/cli"],
     "packaging": ["tests/packaging", "tests/test_*.py"],
 }
+# Tests that wait for Python more than for the kernels: two processes, a file at a time.
+IN_PARALLEL = {"models": ("-n", "2", "--dist", "loadfile")}
 
 
 @dataclass
@@ -142,7 +144,14 @@ QUICK = [
     *(
         Part(
             name,
-            partial(pytest, name, "-m", "not slow"),
+            partial(
+                pytest,
+                name,
+                "-m",
+                "not slow",
+                *IN_PARALLEL.get(name, ()),
+                OMP_WAIT_POLICY="passive",
+            ),
             budget_s={"cpu": 240, "models": 240, "packaging": 150}[name],
             needs=["build"],
         )

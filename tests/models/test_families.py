@@ -154,3 +154,15 @@ def test_a_token_is_one_op(name, spare):
         ours = generate(model, batch, cache=cache, **options)
         assert torch.equal(ours, generate(plain, batch, **options))
         assert (getattr(model, "why_not", "no such op") is None) == (name in ONE_OP)
+
+
+@each_family
+def test_our_own_loop(family):
+    """`fasttps.generate` of a patched model, and of a batch that is padded."""
+    plain, model = family.model(), family.model()
+    fasttps.patch(model)
+    inputs = left_padded(prompt(3, 13), [0, 4, 11])
+    for batch in (inputs, left_padded(prompt(1, 20), [0])):
+        wanted = generate(plain, batch, max_new_tokens=24, min_new_tokens=24)
+        made = fasttps.generate(model, **batch, max_new_tokens=24, stop_token_ids=())
+        assert made.token_ids == wanted[:, batch["input_ids"].size(1) :].tolist()
