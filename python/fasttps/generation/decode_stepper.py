@@ -32,6 +32,8 @@ class DecodeStepper(ModelStepper):
 
     def _decode(self, token_ids: Tensor, argmax: bool) -> Tensor | None:
         decode = getattr(self._model, "decode", None)
+        if self._length == self._limit:  # all keys are made anew
+            return None
         if decode is None or runs_more(self._model):  # undone meanwhile, or hooks that must fire
             return None
         at = self._length
@@ -44,5 +46,7 @@ class DecodeStepper(ModelStepper):
         )
         if isinstance(out, str):
             return None
+        if self._limit is not None:
+            self._tokens.append(token_ids[:, None])
         self._length += 1
         return out[:, -1]

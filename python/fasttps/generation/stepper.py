@@ -54,6 +54,9 @@ class ModelStepper:
         if "logits_to_keep" in accepted:
             self._always["logits_to_keep"] = 1
         self._length = 0
+        # longrope turns by other angles past a length: all keys are made anew for the token there.
+        self._limit = _longrope_limit(model.config)
+        self._tokens: list[Tensor] = []  # [batch, tokens] so far, where there is such a length
         self._mask: Tensor | None = None
         self._positions = torch.empty(0)
 
@@ -76,10 +79,21 @@ class ModelStepper:
             self._positions = (positions[None] - padding).clamp(min=0)
             self._mask = attention_mask.new_ones(batch, self._max_seq_len)
             self._mask[:, :tokens] = attention_mask
+        if self._limit is not None:
+            self._tokens = [input_ids]
+            if 0 < cached <= self._limit < tokens:
+                self._cache.reset()
+                cached = 0
         self._length = cached
         return self._forward(input_ids[:, cached:])
 
     def step(self, token_ids: Tensor) -> Tensor:
+        if self._limit is not None:
+            self._tokens.append(token_ids[:, None])
+            if self._length == self._limit:
+                self._cache.reset()
+                self._length = 0
+                return self._forward(torch.cat(self._tokens, dim=1))
         return self._forward(token_ids[:, None])
 
     def greedy_step(self, token_ids: Tensor) -> Tensor:
@@ -95,3 +109,10 @@ class ModelStepper:
         logits = self._model(input_ids=input_ids, **moving, **self._always).logits[:, -1]
         self._length = end
         return logits
+
+
+def _longrope_limit(config: Any) -> int | None:
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if parameters.get("rope_type") != "longrope":
+        return None
+    return getattr(config, "original_max_position_embeddings", None)
