@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gemma2.modeling_gemma2 import (
     Gemma2Attention,
@@ -12,13 +9,13 @@ from transformers.models.gemma2.modeling_gemma2 import (
     Gemma2TextScaledWordEmbedding,
 )
 
-from fasttps.models.decode_step import FusedCausalLM, forward_of
+from fasttps.models.decode_step import forward_of
 from fasttps.models.decoder_parts import Anatomy
 from fasttps.models.fused_attention import FusedAttention
 from fasttps.models.fused_module import FusedModule
 from fasttps.models.gated_mlp import FusedGatedMLP
-from fasttps.models.packed_linear import PackedEmbedding
 from fasttps.models.patch_plan import Linears
+from fasttps.models.scaled_embedding import PackedScaledEmbedding, ScaledCausalLM
 
 
 class FusedGemma2MLP(FusedGatedMLP, Gemma2MLP):
@@ -39,18 +36,13 @@ class FusedGemma2Attention(FusedAttention, Gemma2Attention):
         return self.attn_logit_softcapping
 
 
-class PackedGemma2TextScaledWordEmbedding(PackedEmbedding, Gemma2TextScaledWordEmbedding):
-    """Rows of the head's packed weight, scaled by sqrt(hidden_size)."""
+class PackedGemma2TextScaledWordEmbedding(PackedScaledEmbedding, Gemma2TextScaledWordEmbedding):
+    """A Gemma2TextScaledWordEmbedding that reads the head's packed weight."""
 
     replaces = Gemma2TextScaledWordEmbedding
 
-    embed_scale: Tensor
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.rows(input_ids) * self.embed_scale.to(self.weight.dtype)
-
-
-class Gemma2ForCausalLM(FusedCausalLM, modeling_gemma2.Gemma2ForCausalLM):
+class Gemma2ForCausalLM(ScaledCausalLM, modeling_gemma2.Gemma2ForCausalLM):
     """A Gemma2ForCausalLM whose next tokens are one op."""
 
     replaces = modeling_gemma2.Gemma2ForCausalLM
@@ -66,12 +58,6 @@ class Gemma2ForCausalLM(FusedCausalLM, modeling_gemma2.Gemma2ForCausalLM):
         norm_offset=1.0,
         norm_eps="eps",
     )
-    config_keys = ("final_logit_softcapping",)
-
-    def factors(self) -> dict[str, Any]:
-        table: Any = self.decoder().embed_tokens
-        scale = float(table.embed_scale.to(self.dtype))
-        return {"embedding_scale": scale, "logits_softcap": self.config.final_logit_softcapping}
 
 
 FUSED: tuple[type[FusedModule], ...] = (Gemma2ForCausalLM, FusedGemma2MLP, FusedGemma2Attention)

@@ -13,13 +13,13 @@ from transformers.models.gemma3.modeling_gemma3 import (
     Gemma3TextScaledWordEmbedding,
 )
 
-from fasttps.models.decode_step import FusedCausalLM, forward_of
+from fasttps.models.decode_step import forward_of
 from fasttps.models.decoder_parts import Anatomy
 from fasttps.models.fused_attention import FusedAttention
 from fasttps.models.fused_module import FusedModule
 from fasttps.models.gated_mlp import FusedGatedMLP
-from fasttps.models.packed_linear import PackedEmbedding
 from fasttps.models.patch_plan import Linears
+from fasttps.models.scaled_embedding import PackedScaledEmbedding, ScaledCausalLM
 
 
 class FusedGemma3MLP(FusedGatedMLP, Gemma3MLP):
@@ -40,18 +40,13 @@ class FusedGemma3Attention(FusedAttention, Gemma3Attention):
         return 1 if self.is_sliding else 0
 
 
-class PackedGemma3TextScaledWordEmbedding(PackedEmbedding, Gemma3TextScaledWordEmbedding):
-    """Rows of the head's packed weight, scaled by sqrt(hidden_size)."""
+class PackedGemma3TextScaledWordEmbedding(PackedScaledEmbedding, Gemma3TextScaledWordEmbedding):
+    """A Gemma3TextScaledWordEmbedding that reads the head's packed weight."""
 
     replaces = Gemma3TextScaledWordEmbedding
 
-    embed_scale: Tensor
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.rows(input_ids) * self.embed_scale.to(self.weight.dtype)
-
-
-class Gemma3ForCausalLM(FusedCausalLM, modeling_gemma3.Gemma3ForCausalLM):
+class Gemma3ForCausalLM(ScaledCausalLM, modeling_gemma3.Gemma3ForCausalLM):
     """A Gemma3ForCausalLM whose next tokens are one op."""
 
     replaces = modeling_gemma3.Gemma3ForCausalLM
@@ -67,12 +62,6 @@ class Gemma3ForCausalLM(FusedCausalLM, modeling_gemma3.Gemma3ForCausalLM):
         norm_offset=1.0,
         norm_eps="eps",
     )
-    config_keys = ("final_logit_softcapping",)
-
-    def factors(self) -> dict[str, Any]:
-        table: Any = self.decoder().embed_tokens
-        scale = float(table.embed_scale.to(self.dtype))
-        return {"embedding_scale": scale, "logits_softcap": self.config.final_logit_softcapping}
 
     def rotaries(self) -> Sequence[Any]:
         decoder: Any = self.model
