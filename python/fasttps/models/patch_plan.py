@@ -38,15 +38,19 @@ class Step:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
+Owners = dict[int, list[tuple[str, nn.Module]]]
+
+
 def plan(model: nn.Module, request: Request) -> list[Step]:
     """Every module that some family knows, in the order in which they are to be fused."""
     shared = shared_tensors(model)
+    owners = owners_of_parameters(model)
     linears: dict[int, tuple[str, str | None]] = {}  # of the modules to come: part, reason
     steps: list[Step] = []
     whole: list[Step] = []  # models of which every part is fused: last, and only then
     for name, module in model.named_modules():
         if id(module) in linears:
-            steps += _linear_steps(model, name, module, *linears[id(module)], shared, request)
+            steps += _linear_steps(owners, name, module, *linears[id(module)], shared, request)
         family = family_of(module)
         if family is None:
             continue
@@ -108,8 +112,18 @@ def _step(
     return Step(name, module, fused, Options(packing, request.kv), reason, arguments=arguments)
 
 
+def owners_of_parameters(model: nn.Module) -> Owners:
+    """The modules that have a Parameter, with their names, by its id."""
+    owners: Owners = {}
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append((name, module))
+    return owners
+
+
 def _linear_steps(
-    model: nn.Module,
+    owners: Owners,
     name: str,
     linear: nn.Module,
     part: str,
@@ -122,13 +136,7 @@ def _linear_steps(
     transformers ties the embedding to the head so.
     """
     weight: Any = linear._parameters.get("weight")
-    others = [
-        (other_name, other)
-        for other_name, other in model.named_modules()
-        if weight is not None
-        and other is not linear
-        and any(parameter is weight for parameter in other._parameters.values())
-    ]
+    others = [owner for owner in owners.get(id(weight), ()) if owner[1] is not linear]
     if len(others) == 1 and isinstance(others[0][1], nn.Embedding) and part in request.packings:
         shared -= {weight.data_ptr()}
         tied = _step(*others[0], _packed(others[0][1]), part, shared, request, head=linear)
