@@ -16,13 +16,14 @@ from tests.support.checkpoints import NAMES, expected, fixture
 
 INT4, INT4_ZERO = ops.PackedFormat.INT4, ops.PackedFormat.INT4_ZERO
 INT8, INT8_GROUP = ops.PackedFormat.INT8, ops.PackedFormat.INT8_GROUP
-ACT_ORDER = ("gptq-act-order", "gptq-v2", "gptq-8bit")
+ACT_ORDER = ("gptq-act-order", "gptq-v2", "gptq-8bit", "ct-act-order")
 
 # The formats of q_proj and down_proj; none: packed in the model's dtype.
 FORMS = {
     "awq": (Form(INT4_ZERO, 128), Form(INT4_ZERO, 128)),
     "awq-phi3": (Form(INT4_ZERO, 32), Form(INT4_ZERO, 32)),
     "awq-qwen2": (Form(INT4_ZERO, 32), Form(INT4_ZERO, 32)),
+    "ct-act-order": (Form(INT4, 32), Form(INT4, 32)),
     "ct-float32": (None, None),  # a scale of 24 bits
     "ct-int4": (Form(INT4, 128), Form(INT4, 128)),
     "ct-int4-zero": (Form(INT4_ZERO, 32), Form(INT4_ZERO, 32)),

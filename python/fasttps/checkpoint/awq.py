@@ -17,11 +17,8 @@ from torch import Tensor
 
 from fasttps.checkpoint.schemes import Part, Parts, UnsupportedCheckpoint, integer
 from fasttps.checkpoint.weights import QuantizedWeight
-from fasttps.checkpoint.words import quants_of
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-# Where in a word the rows 0, 1, 2, ... are.
-_PLACES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
 
 
 class Awq:
@@ -65,5 +62,9 @@ class Awq:
 
 
 def _rows(words: Tensor) -> Tensor:
-    """[n, rows / 8] words as quants [rows, n]."""
-    return quants_of(words, 4)[..., _PLACES].flatten(1).t()
+    """[n, rows / 8] words as quants [rows, n].
+
+    Byte 2 h + i of a word has row 4 i + h in its low half and row 4 i + 2 + h in its high half.
+    """
+    bytes_ = words.contiguous().view(torch.uint8).unflatten(1, (-1, 2, 2)).transpose(2, 3)
+    return torch.stack((bytes_ & 15, bytes_ >> 4), 3).flatten(1).t()

@@ -21,17 +21,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fasttps import ops
 from fasttps.checkpoint.tensors import Tensors
 from fasttps.checkpoint.weights import Form, QuantizedWeight, common_form, parts, same_columns
 from fasttps.memory import empty_in_huge_pages
 from fasttps.models.model_changes import other_attentions
 from fasttps.models.obstacles import return_freed_memory
 from fasttps.models.packed_linear import PackedEmbedding, PackedLinear
-from fasttps.models.packed_module import Packed, PackedModule, Slot
+from fasttps.models.packed_module import PANEL_ROWS, Packed, PackedModule, Slot
 from fasttps.models.patch import Patch, Progress, fuse_all
 from fasttps.models.patch_options import Options, Packing, check_request
 from fasttps.models.patch_plan import Step, plan
 from fasttps.models.weight_source import WeightSource
+
+ROWS_AT_ONCE = 4096  # of floats: a multiple of 16
 
 
 def pack_model(
@@ -73,8 +76,7 @@ def pack_model(
             module.fuse(step.options, **step.arguments)
             return
         module.prepare(step.options)
-        if not _adopt(step.name, module, tensors, int8_activation, id(module) in tied):
-            module.pack()
+        _adopt(step.name, module, tensors, int8_activation, id(module) in tied)
         tensors.forget()
 
     patch = fuse_all(model, steps, WeightSource(tensors.folder), progress, adopt, others)
@@ -105,11 +107,9 @@ def _plain_linears(model: Any, tensors: Tensors, steps: list[Step]) -> Iterator[
 
 def _adopt(
     name: str, module: PackedModule, tensors: Tensors, int8_activation: bool, is_tied: bool
-) -> bool:
-    """Give a module its packed weights, or those that it is to pack; whether it has none of these.
-
-    is_tied: an embedding reads rows of it, which must be whole.
-    """
+) -> None:
+    """Give a module its packed weights; `is_tied`: an embedding reads rows of it."""
+    dtype = module.get_parameter(f"{module.slots[0].names[0]}.weight".lstrip(".")).dtype
     slots = {slot.buffer: _weights(name, module, slot, tensors) for slot in module.slots}
     forms = {buffer: _form(weights, is_tied) for buffer, weights in slots.items()}
     order: Tensor | None = None  # of what the last slot takes, where that is another's rows
@@ -120,24 +120,23 @@ def _adopt(
             forms = dict.fromkeys(forms)  # the rows of floats are not moved
     for slot in module.slots:
         form, weights = forms[slot.buffer], slots[slot.buffer]
-        if form is None or weights is None:
-            for linear in slot.names:
-                weight: Any = module.get_submodule(linear).weight if linear else module.weight
-                weight.data.copy_(tensors.values(_key(name, linear), tuple(weight.shape)))
-            continue
-        rows = order if slot is module.slots[0] else None
-        packed, shape = _packed(weights, slot, form, rows)
+        is_quantized = form is not None and weights is not None
+        if form is not None and weights is not None:
+            rows = order if slot is module.slots[0] else None
+            packed, shape = _packed(weights, slot, form, rows)
+        else:
+            form = Form(ops.PackedFormat.of(dtype), 0)
+            packed, shape = _packed_floats(name, module, slot, form, tensors)
         kind = Packed(
             form.format,
             form.group_size,
             *shape,
-            exact=False,
-            int8_activation=int8_activation,
+            exact=not is_quantized,
+            int8_activation=int8_activation and is_quantized,
             inference=False,
-            columns=weights[0].columns,
+            columns=weights[0].columns if is_quantized and weights is not None else None,
         )
         module.adopt(slot.buffer, packed, kind)
-    return None not in forms.values()
 
 
 def _weights(
@@ -163,19 +162,56 @@ def _packed(
     weights: list[QuantizedWeight], slot: Slot, form: Form, order: Tensor | None
 ) -> tuple[Tensor, tuple[int, int]]:
     """The buffer of a slot, and the shape of each part; `order`: in which its rows are to lie."""
-    made: list[Tensor] = []
-    shape = (0, 0)
-    for part in parts(weights, slot.halves):
-        shape = part.shape
-        made.append((part if order is None else part.rows(order)).pack(form))
-    if len(made) == 1:
-        return made[0], shape
-    # Gate's and up's panels in turn, as the MLP reads them.
-    panels = -(-shape[0] // 16)
-    both = empty_in_huge_pages((panels, len(made), made[0].numel() // panels), torch.uint8)
-    for which, packed in enumerate(made):
-        both[:, which] = packed.view(panels, -1)
-    return both.view(-1), shape
+    of_slot = list(parts(weights, slot.halves))
+    shape = of_slot[0].shape
+    if len(of_slot) == 1:
+        return of_slot[0].pack(form), shape
+    made = _Panels(shape[0], len(of_slot))
+    for which, part in enumerate(of_slot):
+        made.put(which, range(shape[0]), (part if order is None else part.rows(order)).pack(form))
+    return made.buffer, shape
+
+
+def _packed_floats(
+    name: str, module: PackedModule, slot: Slot, form: Form, tensors: Tensors
+) -> tuple[Tensor, tuple[int, int]]:
+    """The same of weights that are not quantised, or dequantised; some rows at a time."""
+    rows, cols = module.weight_shape(slot.names[0])
+    count = rows // 2 if slot.halves else rows
+    made = _Panels(count, 2 if slot.halves else len(slot.names))
+    which = 0
+    for linear in slot.names:
+        read = tensors.rows(_key(name, linear), (rows, cols))
+        for first in range(0, rows, count):
+            for row in range(0, count, ROWS_AT_ONCE):
+                some = range(row, min(row + ROWS_AT_ONCE, count))
+                values = read(slice(first + some.start, first + some.stop)).to(form.format.dtype)
+                made.put(which, some, ops.pack_weight(values, format=form.format))
+                tensors.forget()
+            which += 1
+    return made.buffer, (count, cols)
+
+
+class _Panels:
+    """A packed buffer; gate's and up's panels of 16 rows in turn, as the MLP reads them."""
+
+    def __init__(self, rows: int, parts: int) -> None:
+        self._panels, self._parts = -(-rows // PANEL_ROWS), parts
+        self._made: Tensor | None = None
+
+    def put(self, part: int, rows: range, packed: Tensor) -> None:
+        """Rows of a part, from a multiple of 16 on."""
+        panels = packed.view(-(-len(rows) // PANEL_ROWS), -1)
+        if self._made is None:
+            shape = (self._panels, self._parts, panels.shape[1])
+            self._made = empty_in_huge_pages(shape, torch.uint8)
+        first = rows.start // PANEL_ROWS
+        self._made[first : first + len(panels), part] = panels
+
+    @property
+    def buffer(self) -> Tensor:
+        assert self._made is not None
+        return self._made.view(-1)
 
 
 def _key(module_name: str, name: str) -> str:

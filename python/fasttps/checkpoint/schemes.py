@@ -144,7 +144,14 @@ def in_groups(name: str, weight: QuantizedWeight, index: torch.Tensor | None) ->
         raise BrokenCheckpoint(f"has {name}.g_idx with groups that it has not")
     columns = index.argsort(stable=True)
     if torch.equal(index[columns], places):
-        return replace(weight, quants=weight.quants[:, columns], columns=columns)
+        return replace(weight, quants=_gathered(weight.quants, columns), columns=columns)
     # Groups of several sizes: each column has one of its own, which no format holds.
     zeros = None if weight.zeros is None else weight.zeros[:, index]
     return replace(weight, scales=weight.scales[:, index], zeros=zeros, group=1)
+
+
+def _gathered(quants: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """quants[:, columns], along the memory where columns lie in one piece."""
+    if quants.stride(0) == 1:
+        return quants.t().index_select(0, columns).t()
+    return quants.index_select(1, columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +100,16 @@ class Tensors:
 
     def values(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A parameter, dequantised if need be."""
+        return self.rows(name, shape)(slice(None))
+
+    def rows(self, name: str, shape: tuple[int, ...]) -> Callable[[slice], Tensor]:
+        """What gives some rows of a parameter, dequantised if need be."""
         name = self.tied.get(name, name)
         linear = name.removesuffix(".weight")
         if linear in self.quantized:
-            return self.weight(linear, *shape).values()
-        return self.tensor(name)
+            weight = self.weight(linear, *shape)
+            return lambda rows: weight.rows(rows).values()
+        return lambda rows: self.tensor(name)[rows]
 
     def has(self, name: str) -> bool:
         return name in self._file_of

@@ -114,7 +114,8 @@ def parts_of(anatomy: Anatomy, decoder: Any, head: Any, num_heads: int) -> Parts
     alike = {(rule.scale, rule.softcap, rule.interleaved) for rule in rules}
     if len(eps) > 1 or len(alike) > 1:
         return "layers differ in scaling, soft-cap or epsilon"
-    int8 = {w.int8_activation for w in (*parts.weights, parts.lm_head)}
+    quantized = [w for w in (*parts.weights, parts.lm_head) if w.format.is_quantized]
+    int8 = {w.int8_activation for w in quantized} or {False}
     if len(int8) > 1:
         return "some weights take int8 activations and some do not"
     parts.settings += [(vars(norm), anatomy.norm_eps) for norm in every_norm]
