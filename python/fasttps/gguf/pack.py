@@ -25,7 +25,8 @@ from fasttps.memory import empty_in_huge_pages
 from fasttps.models.model_changes import other_attentions
 from fasttps.models.obstacles import return_freed_memory
 from fasttps.models.packed_linear import PackedLinear
-from fasttps.models.packed_module import Packed, PackedModule, Slot
+from fasttps.models.packed_module import PackedModule
+from fasttps.models.packed_weight import Packed, Slot
 from fasttps.models.patch import Patch, Progress, fuse_all
 from fasttps.models.patch_options import Options, Packing, check_request
 from fasttps.models.patch_plan import Step, plan

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fasttps.models.fused_attention import FusedAttention
 from fasttps.models.packed_linear import PackedLinear
-from fasttps.models.packed_module import PackedTensor
+from fasttps.models.packed_weight import PackedTensor
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fasttps.models import attention_interface
 from fasttps.models.fused_module import FusedModule, ReadOriginal
 from fasttps.models.obstacles import has_kernels
 from fasttps.models.packed_linear import PackedLinear
-from fasttps.models.packed_module import PackedTensor
+from fasttps.models.packed_weight import PackedTensor
 from fasttps.models.patch_options import Options
 from fasttps.models.static_attention import Rules, attend_static
 

@@ -13,11 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fasttps.models.obstacles import linear_obstacle, runs_more
-from fasttps.models.packed_module import (
-    PackedModule,
-    PackedTensor,
-    Slot,
-)
+from fasttps.models.packed_module import PackedModule
+from fasttps.models.packed_weight import PackedTensor, Slot
 
 _gate_up_silu_mlp = torch.ops.fasttps.gate_up_silu_mlp.default
 

@@ -7,7 +7,7 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2Attention, Lfm2ForCausalL
 from fasttps.models.fused_attention import FusedAttention
 from fasttps.models.fused_module import FusedModule
 from fasttps.models.gated_mlp import FusedGatedMLP
-from fasttps.models.packed_module import Slot
+from fasttps.models.packed_weight import Slot
 from fasttps.models.patch_plan import Linears
 
 

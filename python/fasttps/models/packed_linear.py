@@ -13,11 +13,8 @@ from torch import Tensor, nn
 
 from fasttps.models.fused_module import FusedModule, ReadOriginal
 from fasttps.models.obstacles import linear_obstacle, weight_obstacle
-from fasttps.models.packed_module import (
-    PackedModule,
-    PackedTensor,
-    Slot,
-)
+from fasttps.models.packed_module import PackedModule
+from fasttps.models.packed_weight import PackedTensor, Slot
 from fasttps.models.patch_options import Options
 
 _packed_linear = torch.ops.fasttps.packed_linear.default

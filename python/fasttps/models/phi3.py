@@ -15,7 +15,7 @@ from fasttps.models.decoder_parts import Anatomy
 from fasttps.models.fused_attention import FusedAttention
 from fasttps.models.fused_module import FusedModule
 from fasttps.models.gated_mlp import FusedGatedMLP
-from fasttps.models.packed_module import PackedTensor, Slot
+from fasttps.models.packed_weight import PackedTensor, Slot
 from fasttps.models.patch_plan import Linears
 
 

@@ -16,7 +16,8 @@ from fasttps.models import FAMILIES
 from fasttps.models.fused_module import FusedModule
 from fasttps.models.model_changes import change_model
 from fasttps.models.packed_linear import PackedEmbedding, PackedLinear
-from fasttps.models.packed_module import Packed, PackedModule, Slot
+from fasttps.models.packed_module import PackedModule
+from fasttps.models.packed_weight import Packed, Slot
 from fasttps.models.patch_options import KV_DTYPES, WEIGHTS, Options, Packing
 from fasttps.models.patch_plan import Step
 from fasttps.packed_model.manifest import (
