@@ -93,6 +93,29 @@ void check_weights(const DecodeStepArgs& args, DecodeStepShape& shape) {
   }
 }
 
+void check_orders(const DecodeStepArgs& args, const DecodeStepShape& shape) {
+  if (args.columns.empty()) return;
+  check_count("columns", args.columns.size(), static_cast<int64_t>(args.weights.size()),
+              "6 a layer, or none");
+  const auto orders = args.orders ? static_cast<int64_t>(args.orders->size()) : 0;
+  for (size_t i = 0; i < args.columns.size(); ++i) {
+    const int matrix = static_cast<int>(i % kDecoderMatrices);
+    const int64_t at = args.columns[i];
+    TORCH_CHECK_VALUE(at >= -1 && at < (matrix == kDown ? 0 : orders), kOp, ": columns[", i,
+                      "] must be -1", matrix == kDown ? " for down" : ", or one of orders",
+                      ", got ", at);
+    if (at < 0) continue;
+    const at::Tensor& order = (*args.orders)[static_cast<size_t>(at)];
+    check_named([&] { return c10::str("orders[", at, "]"); },
+                [&](const char* name) {
+                  check_sizes(kOp, name, order, "[cols]", {shape.cols(matrix)});
+                  check_dtype(kOp, name, order, {at::kLong});
+                  check_dense_last_dim(kOp, name, order);
+                  check_same_device(kOp, name, order, "input", args.input);
+                });
+  }
+}
+
 void check_biases(const DecodeStepArgs& args, const DecodeStepShape& shape) {
   if (args.biases.empty()) return;
   check_count("biases", args.biases.size(), shape.layer_count() * kDecoderBiases,
@@ -344,6 +367,7 @@ DecodeStepShape check_decode_step(const DecodeStepArgs& args) {
   check_all_norms(args, shape);
   check_weights(args, shape);
   check_biases(args, shape);
+  check_orders(args, shape);
   check_all_caches(args, shape);
   check_rotation(args, shape);
   check_options(args, shape);

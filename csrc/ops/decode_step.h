@@ -33,6 +33,9 @@ using OptionalTensors = c10::List<std::optional<at::Tensor>>;
 //   ring        layers with a window keep rings of slots
 //   cos, sin    [1 or batch, new_tokens, rotary_dim], or several of them, [tables, ...]
 //   ropes       the table of each layer, -1: it does not rotate; or an empty list: the first
+//   orders, columns  int64 [cols] lists of columns, and for each of weights but down the list in
+//   whose
+//               order its columns lie, -1: in their own; or an empty list
 //   seq_lens, kv_start, scale, softcap, interleaved   as in attention.h
 //   biases      per layer of q, k, v, o, gate, up, down: [rows] float or None; or an empty list
 //   embedding   packed [vocab_size, hidden_size]
@@ -70,6 +73,8 @@ struct DecodeStepArgs {
   std::optional<at::TensorList> v_scales;
   double norm_offset;
   at::IntArrayRef ropes;
+  std::optional<at::TensorList> orders;
+  at::IntArrayRef columns;
   std::optional<double> softcap;
   double residual_scale;
   const std::optional<at::Tensor>& embedding;

@@ -196,16 +196,17 @@ at::Tensor call_decode_step(const char* overload, const at::Tensor& input,
       at::IntArrayRef, at::IntArrayRef, int64_t, int64_t, double, bool, std::string_view, bool,
       std::optional<double>, at::IntArrayRef, bool, const OptionalTensor&,
       std::optional<at::TensorList>, std::optional<at::TensorList>, double, at::IntArrayRef,
-      std::optional<double>, double, const OptionalTensor&, int64_t, int64_t, double,
-      const OptionalTensor&, int64_t, int64_t, int64_t, double, std::optional<double>);
+      std::optional<at::TensorList>, at::IntArrayRef, std::optional<double>, double,
+      const OptionalTensor&, int64_t, int64_t, double, const OptionalTensor&, int64_t, int64_t,
+      int64_t, double, std::optional<double>);
   return op<Step>("fasttps::decode_step", overload)
       .call(input, weights, norms, Norms(), head_norms, out_norms, k_caches, v_caches, seq_lens,
             cos, sin, formats, group_sizes, o.num_heads, o.intermediate_size, o.norm_eps,
             o.int8_activation, o.activation, o.interleaved, o.scale, windows, o.ring, o.kv_start,
-            std::nullopt, std::nullopt, o.norm_offset, ropes, o.softcap, o.residual_scale,
-            packed(o.embedding), format(o.embedding), group_size(o.embedding), o.embedding_scale,
-            packed(o.lm_head), format(o.lm_head), group_size(o.lm_head), o.vocab_size,
-            o.logits_scale, o.logits_softcap);
+            std::nullopt, std::nullopt, o.norm_offset, ropes, std::nullopt, at::IntArrayRef(),
+            o.softcap, o.residual_scale, packed(o.embedding), format(o.embedding),
+            group_size(o.embedding), o.embedding_scale, packed(o.lm_head), format(o.lm_head),
+            group_size(o.lm_head), o.vocab_size, o.logits_scale, o.logits_softcap);
 }
 
 }  // namespace

@@ -18,7 +18,8 @@
   "int intermediate_size, float norm_eps, bool int8_activation=False, str activation='silu', " \
   "bool interleaved=False, float? scale=None, int[] windows=[], bool ring=False, "             \
   "Tensor? kv_start=None, Tensor(c!)[]? k_scales=None, Tensor(d!)[]? v_scales=None, "          \
-  "float norm_offset=0., int[] ropes=[], float? softcap=None, float residual_scale=1., "       \
+  "float norm_offset=0., int[] ropes=[], Tensor[]? orders=None, int[] columns=[], "            \
+  "float? softcap=None, float residual_scale=1., "                                             \
   "Tensor? embedding=None, int embedding_format=0, int embedding_group_size=0, "               \
   "float embedding_scale=1., Tensor? lm_head=None, int lm_head_format=0, "                     \
   "int lm_head_group_size=0, int vocab_size=0, float logits_scale=1., "                        \

@@ -237,6 +237,10 @@ def without(name, count=1):
     return lambda: base() | {name: base()[name][:-count]}
 
 
+def reorder(columns, order=None):
+    return {"orders": [torch.arange(40) if order is None else order], "columns": columns}
+
+
 WRONG = {
     "ids_without_embedding": (ValueError, "embedding", lambda: base() | {"embedding": None}),
     "hidden_with_embedding": (
@@ -327,6 +331,34 @@ WRONG = {
     "softcap": (ValueError, "softcap", lambda: base() | {"softcap": 0.0}),
     "logits_softcap": (ValueError, "logits_softcap", lambda: base() | {"logits_softcap": -1.0}),
     "ropes": (ValueError, "ropes", lambda: base() | {"ropes": [0, 1]}),
+    "columns' count": (ValueError, "columns", lambda: base() | reorder([-1])),
+    "columns past the orders": (ValueError, "columns", lambda: base() | reorder([1] + [-1] * 11)),
+    "columns of down": (ValueError, "columns", lambda: base() | reorder([-1] * 5 + [0] + [-1] * 6)),
+    "columns without orders": (
+        ValueError,
+        "columns",
+        lambda: base() | {"columns": [0] + [-1] * 11},
+    ),
+    "a shorter order": (
+        ValueError,
+        "orders",
+        lambda: base() | reorder([0] + [-1] * 11, torch.arange(3)),
+    ),
+    "an order of int32": (
+        TypeError,
+        "orders",
+        lambda: base() | reorder([0] + [-1] * 11, torch.arange(40, dtype=torch.int32)),
+    ),
+    "a column past the last": (
+        ValueError,
+        "orders",
+        lambda: base() | reorder([0] + [-1] * 11, torch.arange(1, 41)),
+    ),
+    "a negative column": (
+        ValueError,
+        "orders",
+        lambda: base() | reorder([0] + [-1] * 11, torch.arange(-1, 39)),
+    ),
     "ropes' count": (ValueError, "ropes", lambda: base() | {"ropes": [0]}),
     "scale": (ValueError, "scale", lambda: base() | {"scale": float("inf")}),
     "kv_start": (ValueError, "kv_start", lambda: base() | {"kv_start": torch.tensor([1])}),

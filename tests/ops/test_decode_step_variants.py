@@ -64,6 +64,15 @@ def no_rope(decoder, arguments):
     return {"ropes": [0, -1, 0]}
 
 
+def reordered(decoder, arguments):
+    """q, k and v share an order, o has one, and gate and up have that of q in one layer."""
+    generator = torch.Generator().manual_seed(5)
+    sizes = (decoder.hidden_size, decoder.num_heads * decoder.head_dim)
+    orders = [torch.randperm(size, generator=generator) for size in sizes]
+    columns = [0, 0, 0, 1, 0, -1, 0, -1, 0, -1, -1, -1, -1, -1, -1, 1, 0, -1]
+    return {"orders": orders, "columns": columns}
+
+
 def gemma(decoder, arguments):
     return {
         **out_norms(decoder, arguments),
@@ -92,6 +101,7 @@ VARIANTS = {
     "logits_softcap": lambda decoder, arguments: {"logits_softcap": 7.0, "logits_scale": 2.0},
     "two tables": two_tables,
     "no rope": no_rope,
+    "reordered columns": reordered,
     "gemma": gemma,
 }
 

@@ -140,6 +140,8 @@ def step_call_with_more_norms():
         "out_norms": [torch.ones(40), None] * 2,
         "windows": [3, 0],
         "ropes": [0, -1],
+        "orders": [torch.arange(39, -1, -1)],
+        "columns": [0] * 3 + [-1] * 9,
         "softcap": 2.0,
     }
 

@@ -49,6 +49,8 @@ struct DecodeStepBindings {
   std::optional<Tensors> k_scales, v_scales;
   double norm_offset;
   std::vector<int64_t> ropes;
+  std::optional<Tensors> orders;
+  std::vector<int64_t> columns;
   std::optional<double> softcap;
   double residual_scale;
   std::optional<at::Tensor> embedding;
@@ -127,6 +129,8 @@ struct BoundDecodeStep : torch::CustomClassHolder {
             list(bound_.v_scales),
             bound_.norm_offset,
             bound_.ropes,
+            list(bound_.orders),
+            bound_.columns,
             bound_.softcap,
             bound_.residual_scale,
             bound_.embedding,
@@ -157,6 +161,7 @@ struct BoundDecodeStep : torch::CustomClassHolder {
     each(bound_.v_caches);
     if (bound_.k_scales) each(*bound_.k_scales);
     if (bound_.v_scales) each(*bound_.v_scales);
+    if (bound_.orders) each(*bound_.orders);
     if (bound_.embedding) function(*bound_.embedding);
     if (bound_.lm_head) function(*bound_.lm_head);
   }
@@ -185,13 +190,14 @@ struct BoundDecodeStep : torch::CustomClassHolder {
 
 TORCH_LIBRARY_FRAGMENT(fasttps, m) {
   m.class_<BoundDecodeStep>("DecodeStep")
-      .def(torch::init<
-           Tensors, OptionalTensors, OptionalTensors, OptionalTensors, OptionalTensors, Tensors,
-           Tensors, std::vector<int64_t>, std::vector<int64_t>, int64_t, int64_t, double, bool,
-           std::string, bool, std::optional<double>, std::vector<int64_t>, bool,
-           std::optional<Tensors>, std::optional<Tensors>, double, std::vector<int64_t>,
-           std::optional<double>, double, std::optional<at::Tensor>, int64_t, int64_t, double,
-           std::optional<at::Tensor>, int64_t, int64_t, int64_t, double, std::optional<double>>())
+      .def(torch::init<Tensors, OptionalTensors, OptionalTensors, OptionalTensors, OptionalTensors,
+                       Tensors, Tensors, std::vector<int64_t>, std::vector<int64_t>, int64_t,
+                       int64_t, double, bool, std::string, bool, std::optional<double>,
+                       std::vector<int64_t>, bool, std::optional<Tensors>, std::optional<Tensors>,
+                       double, std::vector<int64_t>, std::optional<Tensors>, std::vector<int64_t>,
+                       std::optional<double>, double, std::optional<at::Tensor>, int64_t, int64_t,
+                       double, std::optional<at::Tensor>, int64_t, int64_t, int64_t, double,
+                       std::optional<double>>())
       .def("run", &BoundDecodeStep::run);
 }
 

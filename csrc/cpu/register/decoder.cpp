@@ -44,6 +44,7 @@ struct Workspace {
   std::unique_ptr<float[]> rows;       // [tokens, widest row]
   std::unique_ptr<float[]> norm;       // [hidden_size]
   std::unique_ptr<float[]> x;          // [tokens, hidden_size], where the team adds to no x
+  std::unique_ptr<float[]> gathered;   // [widest row]
   std::unique_ptr<char[]> activation;  // [tokens] prepared rows
 };
 
@@ -145,15 +146,25 @@ class Worker {
   // The rows as `matrix` wants them.
   void prepare(const PackedMatrix& matrix) {
     const ActivationKind kind = matrix.kernels->kind;
-    if (prepared_ && kind == kind_ && matrix.cols_padded == cols_padded_) return;
+    if (prepared_ && kind == kind_ && matrix.cols_padded == cols_padded_ &&
+        matrix.order == order_) {
+      return;
+    }
     const int64_t bytes = row_bytes(matrix);
     for (int64_t i = 0; i < step_.tokens(); ++i) {
-      kernels_.prepare[kind][kF32](rows_ + i * cols_, cols_, matrix.cols_padded,
+      const float* row = rows_ + i * cols_;
+      if (matrix.order != nullptr) {
+        float* gathered = space_.gathered.get();
+        for (int64_t c = 0; c < cols_; ++c) gathered[c] = row[matrix.order[c]];
+        row = gathered;
+      }
+      kernels_.prepare[kind][kF32](row, cols_, matrix.cols_padded,
                                    space_.activation.get() + i * bytes);
     }
     prepared_ = true;
     kind_ = kind;
     cols_padded_ = matrix.cols_padded;
+    order_ = matrix.order;
   }
 
   // What a LinearTask and a GateUpTask have in common.
@@ -305,6 +316,7 @@ class Worker {
   bool prepared_ = false;
   ActivationKind kind_ = kActF32;
   int64_t cols_padded_ = 0;
+  const int32_t* order_ = nullptr;
 };
 
 // Whether what a layer adds to x is more than a product.
@@ -331,6 +343,7 @@ Workspace make_workspace(const DecoderStep& step) {
   Workspace space;
   space.rows = floats(step.tokens() * widest);
   space.norm = floats(step.hidden_size);
+  space.gathered = floats(widest);
   if (adds_in_two_steps(step)) space.x = floats(step.tokens() * step.hidden_size);
   space.activation =
       std::make_unique_for_overwrite<char[]>(static_cast<size_t>(step.tokens() * bytes));

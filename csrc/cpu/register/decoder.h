@@ -19,6 +19,7 @@ struct PackedMatrix {
   int64_t panel_bytes = 0;         // of a panel, or of a pair of panels of gate and up
   int64_t panels = 0;              // or pairs
   const float* bias = nullptr;     // null or [rows padded to kPanelRows]
+  const int32_t* order = nullptr;  // null or [cols]: the column of x that each of its own meets
   const float* up_bias = nullptr;  // of a gate_up matrix, whose `bias` is that of gate
 };
 

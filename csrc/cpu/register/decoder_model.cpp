@@ -77,13 +77,33 @@ const float* bias_room(const DecodeStepArgs& args, size_t layer, int which,
   return biases.back().data();
 }
 
+// The orders of columns; throws ValueError for one that names a column which is not there.
+std::vector<std::vector<int32_t>> orders_of(const DecodeStepArgs& args) {
+  std::vector<std::vector<int32_t>> orders;
+  if (args.columns.empty() || !args.orders) return orders;
+  for (const at::Tensor& order : *args.orders) {
+    const int64_t* from = order.const_data_ptr<int64_t>();
+    const int64_t count = order.numel();
+    for (int64_t i = 0; i < count; ++i) {
+      TORCH_CHECK_VALUE(from[i] >= 0 && from[i] < count, "decode_step: orders[", orders.size(),
+                        "] must hold columns of 0 to ", count - 1, ", got ", from[i]);
+    }
+    orders.emplace_back(from, from + count);
+  }
+  return orders;
+}
+
 DecoderLayer decoder_layer(const DecodeStepArgs& args, const DecodeStepShape& shape, size_t layer,
-                           std::deque<Floats>& biases) {
+                           DecoderModel& model) {
+  std::deque<Floats>& biases = model.biases;
   const auto weight = [&](int which, int bias, int64_t halves = 1) {
     const size_t i = layer * kDecoderMatrices + static_cast<size_t>(which);
     PackedMatrix m = matrix(args.weights[i], shape.formats[i], shape.rows(which), shape.cols(which),
                             args.group_sizes[i], args.int8_activation, halves);
     m.bias = bias_room(args, layer, bias, biases);
+    if (!args.columns.empty() && args.columns[i] >= 0) {
+      m.order = model.orders[static_cast<size_t>(args.columns[i])].data();
+    }
     return m;
   };
   DecoderLayer out;
@@ -131,8 +151,9 @@ Floats rows_f32(const at::Tensor& t) {
 
 DecoderModel decoder_model(const DecodeStepArgs& args, const DecodeStepShape& shape) {
   DecoderModel model;
+  model.orders = orders_of(args);
   for (size_t layer = 0; layer < args.k_caches.size(); ++layer) {
-    model.layers.push_back(decoder_layer(args, shape, layer, model.biases));
+    model.layers.push_back(decoder_layer(args, shape, layer, model));
   }
   if (args.embedding) {
     model.embedding = matrix(*args.embedding, static_cast<PackedFormat>(args.embedding_format),

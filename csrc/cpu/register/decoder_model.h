@@ -19,7 +19,8 @@ struct DecoderModel {
   PackedMatrix embedding, lm_head;  // kernels null: none
   bool has_final_norm = false;
   NormWeight final_norm{};
-  std::deque<Floats> biases;  // in f32, padded to whole panels
+  std::deque<Floats> biases;                 // in f32, padded to whole panels
+  std::vector<std::vector<int32_t>> orders;  // of columns
 };
 
 // Of arguments that have been checked.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fasttps.models.fused_attention import FusedAttention
@@ -55,6 +56,8 @@ class Parts:
     out_norms: list[Tensor | None] = field(default_factory=list)
     windows: list[int] = field(default_factory=list)
     ropes: list[int] = field(default_factory=list)
+    orders: list[Tensor] = field(default_factory=list)
+    columns: list[int] = field(default_factory=list)  # of each weight its order, -1: none
     lm_head: PackedTensor | None = None
     embedding: PackedTensor | None = None  # None: a plain weight, whose rows are taken before
     options: dict[str, Any] = field(default_factory=dict)
@@ -70,7 +73,17 @@ class Parts:
             "out_norms": self.out_norms,
             "windows": self.windows if any(self.windows) else [],
             "ropes": self.ropes if any(self.ropes) else [],
+            "orders": self.orders or None,
+            "columns": self.columns if self.orders else [],
         }
+
+    def order(self, columns: Tensor | None) -> int:
+        """Which of `orders` these columns are in; q, k and v often share one."""
+        if columns is None:
+            return -1
+        if not self.orders or not torch.equal(self.orders[-1], columns):
+            self.orders.append(columns)
+        return len(self.orders) - 1
 
 
 def _is(module: Any, kind: type) -> bool:
@@ -170,9 +183,8 @@ def _layer(anatomy: Anatomy, at: int, layer: Any, parts: Parts) -> Iterator[str]
     if any(weight is None for weight in weights):
         yield "not every weight is packed"
         return
-    if any(weight.columns is not None for weight in weights):
-        yield f"layer {at} has a weight whose columns are reordered (act-order)"
     parts.weights += weights
+    parts.columns += [parts.order(weight.columns) for weight in weights]
     parts.norms += [None if norm is None else norm.weight for norm in anatomy.norms_of(layer)]
     parts.out_norms += [norm.weight for norm in anatomy.out_norms_of(layer)]
     if attention.norms is None:

@@ -40,6 +40,8 @@ def decode_step(
     out_norms: Sequence[Tensor | None] = (),
     norm_offset: float = 0.0,
     ropes: Sequence[int] = (),
+    orders: Sequence[Tensor] | None = None,
+    columns: Sequence[int] = (),
     softcap: float | None = None,
     residual_scale: float = 1.0,
     embedding: Tensor | None = None,
@@ -89,6 +91,8 @@ def decode_step(
         out_norms: none, or two a layer, [hidden_size] or None: of what attention and MLP add.
         norm_offset: added to the weights of all norms (Gemma's 1).
         ropes: the table of cos and sin of each layer, -1: it does not rotate; none: the first.
+        orders, columns: int64 [cols] lists of columns, and for each of `weights` but down the list
+            in whose order its columns are packed (act-order), -1: in their own; or none.
         residual_scale: factor of what attention and MLP add.
         embedding: packed [vocab_size, hidden_size].
         lm_head: packed [vocab_size, hidden_size]; may be the embedding itself.
@@ -136,6 +140,8 @@ def decode_step(
         v_scales=v_scales,
         norm_offset=norm_offset,
         ropes=ropes,
+        orders=orders,
+        columns=columns,
         softcap=softcap,
         residual_scale=residual_scale,
         embedding=embedding,
@@ -155,8 +161,8 @@ class DecodeStep:
     """`decode_step` on the CPU with its weights and caches bound: the same results, sooner.
 
     The op takes hundreds of tensors apart for each token; this looks at each only whether it is
-    still the memory that it was, and begins anew where one is not. Values may change in place.
-    Keeps the tensors alive.
+    still the memory that it was, and begins anew where one is not. Values may change in place,
+    but for those of `orders`. Keeps the tensors alive.
 
     Args: those of `decode_step` that stay the same from token to token.
     """
@@ -186,6 +192,8 @@ class DecodeStep:
         out_norms: Sequence[Tensor | None] = (),
         norm_offset: float = 0.0,
         ropes: Sequence[int] = (),
+        orders: Sequence[Tensor] | None = None,
+        columns: Sequence[int] = (),
         softcap: float | None = None,
         residual_scale: float = 1.0,
         embedding: Tensor | None = None,
@@ -222,6 +230,8 @@ class DecodeStep:
             v_scales,
             norm_offset,
             list(ropes),
+            orders,
+            list(columns),
             softcap,
             residual_scale,
             embedding,

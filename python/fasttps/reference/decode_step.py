@@ -53,6 +53,8 @@ def decode_step(
     out_norms: Sequence[Tensor | None] = (),
     norm_offset: float = 0.0,
     ropes: Sequence[int] = (),
+    orders: Sequence[Tensor] | None = None,
+    columns: Sequence[int] = (),
     softcap: float | None = None,
     residual_scale: float = 1.0,
     embedding: Tensor | None = None,
@@ -90,7 +92,7 @@ def decode_step(
     def project(x: Tensor, layer: int, which: int) -> Tensor:
         at = layer * MATRICES + which
         return packed_linear(
-            x,
+            gathered(x, at),
             weights[at],
             format=formats[at],
             rows=rows[which],
@@ -98,6 +100,11 @@ def decode_step(
             int8_activation=int8_activation,
             bias=bias(layer, which),
         )
+
+    def gathered(x: Tensor, at: int) -> Tensor:
+        """The columns of x in the order in which a weight has its own."""
+        order = columns[at] if len(columns) else -1
+        return x if order < 0 or orders is None else x[..., orders[order]]
 
     def bias(layer: int, which: int) -> Tensor | None:
         return biases[layer * BIASES + which] if len(biases) else None
@@ -140,7 +147,7 @@ def decode_step(
         x = x + residual_scale * norm(project(attended.flatten(-2), layer, 3), out_norms, 2 * layer)
         gate_up, down = layer * MATRICES + 4, layer * MATRICES + 5
         added = gate_up_silu_mlp(
-            norm(x, norms, 2 * layer + 1),
+            gathered(norm(x, norms, 2 * layer + 1), gate_up),
             weights[gate_up],
             weights[down],
             gate_up_format=formats[gate_up],
