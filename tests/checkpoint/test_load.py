@@ -269,6 +269,36 @@ def test_linears_that_no_family_knows(tmp_path):
     torch.testing.assert_close(logits_of(made.model), logits_of(plain.model), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", [ACT_ORDER, "awq-qwen2"])
+def test_compiles_in_one_graph(name):
+    model = load(fixture(name)).model
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    ids = torch.tensor([PROMPTS[0]])
+    with torch.no_grad():
+        assert torch.equal(compiled(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("name", [ACT_ORDER, "awq-phi3"])
+def test_save_pretrained_writes_the_dequantised_model(name, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    load(fixture(name)).model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert not hasattr(again.config, "quantization_config")
+    assert_same_state(again, load(fixture(name), pack=False).model)
+
+
+def test_another_dtype_leaves_the_quants(tmp_path):
+    model = load(fixture(ACT_ORDER)).model
+    exact = logits_of(model)
+    before = model.model.layers[0].mlp.packed_gate_up.packed
+    model.to(torch.bfloat16)
+    assert model.model.layers[0].mlp.packed_gate_up.packed is before
+    made = logits_of(model)
+    assert made.dtype == torch.bfloat16
+    assert (made - exact).abs().max() < 0.03 * exact.abs().max()
+
+
 def test_progress_names_every_module():
     calls = []
     load(fixture("awq"), progress=lambda *call: calls.append(call))

@@ -25,6 +25,9 @@ def test_info_in_a_process() -> None:
         assert f"instruction set {isa}: " in ran.out
     for device in ("cpu", "hip", "xdna"):
         assert f"device {device}: " in ran.out
+    (formats,) = [line for line in ran.out.splitlines() if line.startswith("packed formats: ")]
+    assert formats.split(": ")[1].split(", ") == [f.name.lower() for f in fasttps.ops.PackedFormat]
+    assert "reads: " in ran.out and "compressed-tensors" in ran.out
 
 
 def test_info_names_the_active_isa_and_what_the_others_lack(run: Run) -> None:

@@ -18,6 +18,7 @@ import fasttps
 from fasttps import _C
 
 PACKAGES = ("torch", "transformers", "accelerate", "gguf", "safetensors", "tokenizers")
+READS = "HuggingFace folders (floats, AWQ, GPTQ, compressed-tensors), GGUF files"
 PROBE_OP = "fasttps::kv_cache_update_"  # the first op that a backend registers
 
 
@@ -44,6 +45,9 @@ def run() -> None:
     _show(console, ("instruction set", "", "missing CPU features"), isa_rows())
     console.print(f"bf16 products: {bf16_line()}", markup=False)
     _show(console, ("device", "found", "missing"), [_device_row(device) for device in devices()])
+    formats = ", ".join(kind.name.lower() for kind in fasttps.ops.PackedFormat)
+    console.print(f"packed formats: {formats}", markup=False)
+    console.print(f"reads: {READS}", markup=False)
     versions = [f"{name} {package_version(name) or 'not installed'}" for name in PACKAGES]
     console.print(" · ".join(versions), markup=False)
     built = " · ".join(f"{name} {value}" for name, value in _C.build_facts().items())
