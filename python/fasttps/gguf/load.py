@@ -46,10 +46,9 @@ def load_gguf(
 ) -> LoadedGguf:
     """Load a GGUF file, patched, its quantised weights as they are.
 
-    Architectures: see `fasttps.gguf.architectures.ARCHITECTURES`. Blocks of Q4_0, Q4_1, Q8_0, Q4_K
-    and Q6_K are repacked bit for bit; matrices of other types are dequantised and packed in
-    `dtype`, and so is what no patch covers, unpacked. Nothing is fetched, and nothing in the file
-    is trusted.
+    Architectures: see `fasttps.gguf.architectures.ARCHITECTURES`. In linears, blocks of Q4_0, Q4_1,
+    Q8_0, Q4_K and Q6_K are repacked bit for bit; those of other types are dequantised and packed
+    in `dtype` where a patch covers them. Nothing is fetched, and nothing in the file is trusted.
 
     Args:
         dtype: float32, bfloat16 or float16: of activations, norms and whatever is not quantised.
