@@ -53,10 +53,11 @@ void check_mask(const AttentionArgs& args, const AttentionShape& shape) {
 
 void check_options(const AttentionArgs& args, const AttentionShape& shape) {
   const char* op = args.op;
-  TORCH_CHECK_VALUE(!args.scale || std::isfinite(*args.scale), op, ": scale must be finite, got ",
-                    args.scale.value_or(0));
-  TORCH_CHECK_VALUE(!args.softcap || (*args.softcap > 0 && std::isfinite(*args.softcap)), op,
-                    ": softcap must be positive and finite, got ", args.softcap.value_or(0));
+  TORCH_CHECK_VALUE(!args.scale || std::isfinite(static_cast<float>(*args.scale)), op,
+                    ": scale must be finite as float32, got ", args.scale.value_or(0));
+  TORCH_CHECK_VALUE(!args.softcap || is_positive_float(*args.softcap), op,
+                    ": softcap must be positive and finite as float32, got ",
+                    args.softcap.value_or(0));
   TORCH_CHECK_VALUE(!args.window || *args.window >= 1, op, ": window must be at least 1, got ",
                     args.window.value_or(0));
   if (args.ring) {

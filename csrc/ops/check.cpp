@@ -54,8 +54,13 @@ bool reaches(const ByteSteps* step, const ByteSteps* end, int64_t distance) {
 
 }  // namespace
 
+void check_given(const char* op, const char* arg, const at::Tensor& t) {
+  TORCH_CHECK_TYPE(t.defined(), op, ": ", arg, " must be a tensor, got None");
+}
+
 void check_sizes(const char* op, const char* arg, const at::Tensor& t, const char* layout,
                  at::IntArrayRef wanted) {
+  check_given(op, arg, t);
   TORCH_CHECK_VALUE(t.sizes() == wanted, op, ": ", arg, " must be ", layout, " = ", wanted,
                     ", got ", t.sizes());
 }
@@ -64,6 +69,7 @@ std::string dtype_name(at::ScalarType type) { return std::string(c10::getDtypeNa
 
 void check_dtype(const char* op, const char* arg, const at::Tensor& t,
                  std::initializer_list<at::ScalarType> wanted) {
+  check_given(op, arg, t);
   std::vector<std::string> names;
   for (const at::ScalarType type : wanted) {
     if (t.scalar_type() == type) return;

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <array>
+#include <cmath>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -11,11 +12,15 @@
 // ValueError: shape, value, stride. TypeError: dtype, device.
 namespace fasttps {
 
+// `t` is a tensor: PyTorch takes None for one where another argument is a tensor.
+void check_given(const char* op, const char* arg, const at::Tensor& t);
+
 // Sizes of `t` as named dimensions.
 //   const auto [batch, num_heads, head_dim] = dims<3>(op, "q", q, "[batch, num_heads, head_dim]");
 template <size_t kRank>
 std::array<int64_t, kRank> dims(const char* op, const char* arg, const at::Tensor& t,
                                 const char* layout) {
+  check_given(op, arg, t);
   TORCH_CHECK_VALUE(t.dim() == int64_t{kRank}, op, ": ", arg, " must be ", layout, ", got shape ",
                     t.sizes());
   std::array<int64_t, kRank> sizes;
@@ -57,6 +62,9 @@ void check_dense_last_dim(const char* op, const char* arg, const at::Tensor& t);
 
 // No two indices of `t` share an element, so it may be written.
 void check_writable(const char* op, const char* arg, const at::Tensor& t);
+
+// `x` is a normal number as float32, which kernels compute in: as finite as its reciprocal.
+inline bool is_positive_float(double x) { return x > 0 && std::isnormal(static_cast<float>(x)); }
 
 // The memory of `t` does not overlap that of `other`, which is written.
 void check_no_overlap(const char* op, const char* arg, const at::Tensor& t, const char* other_arg,

@@ -134,14 +134,61 @@ void check_biases(const DecodeStepArgs& args, const DecodeStepShape& shape) {
   }
 }
 
+// Layers write side by side: no cache or scale may overlap another. Those whose extents meet are
+// looked at element by element.
+void check_caches_apart(const DecodeStepArgs& args) {
+  struct Extent {
+    const char* begin;
+    const char* end;
+    const at::Tensor* t;
+    const char* list;
+    size_t layer;
+  };
+  std::vector<Extent> extents;
+  const auto append = [&](const char* list, at::TensorList tensors) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const at::Tensor& t = tensors[i];
+      if (element_count(t) == 0) continue;
+      int64_t last = 0;
+      for (int64_t d = 0; d < t.dim(); ++d) last += t.stride(d) * (t.size(d) - 1);
+      const auto* begin = static_cast<const char*>(t.const_data_ptr());
+      const auto item_bytes = static_cast<int64_t>(t.element_size());
+      extents.push_back({begin, begin + (last + 1) * item_bytes, &t, list, i});
+    }
+  };
+  append("k_caches", args.k_caches);
+  append("v_caches", args.v_caches);
+  if (args.k_scales) append("k_scales", *args.k_scales);
+  if (args.v_scales) append("v_scales", *args.v_scales);
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  for (size_t i = 0; i < extents.size(); ++i) {
+    for (size_t j = i + 1; j < extents.size() && extents[j].begin < extents[i].end; ++j) {
+      check_named([&] { return c10::str(extents[j].list, "[", extents[j].layer, "]"); },
+                  [&](const char* name) {
+                    check_no_overlap(kOp, name, *extents[j].t, "another cache", *extents[i].t);
+                  });
+    }
+  }
+}
+
 void check_all_caches(const DecodeStepArgs& args, const DecodeStepShape& shape) {
   const auto scale = [](const std::optional<at::TensorList>& scales, size_t i) {
     return scales ? std::optional<at::Tensor>((*scales)[i]) : std::nullopt;
   };
   for (size_t i = 0; i < args.k_caches.size(); ++i) {
     const at::Tensor &k = args.k_caches[i], &v = args.v_caches[i];
-    check_caches(kOp, k, v, scale(args.k_scales, i), scale(args.v_scales, i), true);
-    check_named([&] { return c10::str("k_caches[", i, "]"); },
+    const auto of_layer = [&](const char* list) { return c10::str(list, "[", i, "]"); };
+    try {
+      check_caches(kOp, k, v, scale(args.k_scales, i), scale(args.v_scales, i), true);
+    } catch (const c10::Error&) {
+      const std::string names[] = {of_layer("k_caches"), of_layer("v_caches"), of_layer("k_scales"),
+                                   of_layer("v_scales")};
+      check_caches(kOp, k, v, scale(args.k_scales, i), scale(args.v_scales, i), true,
+                   {names[0].c_str(), names[1].c_str(), names[2].c_str(), names[3].c_str()});
+      throw;
+    }
+    check_named([&] { return of_layer("k_caches"); },
                 [&](const char* name) {
                   check_sizes(
                       kOp, name, k, "[batch, num_kv_heads, slots, head_dim]",
@@ -151,18 +198,7 @@ void check_all_caches(const DecodeStepArgs& args, const DecodeStepShape& shape) 
                 });
   }
   if (args.k_caches[0].is_meta()) return;
-  // Layers write side by side: those that lie next to each other in memory must not overlap.
-  std::vector<const at::Tensor*> caches;
-  for (const at::Tensor& t : args.k_caches) caches.push_back(&t);
-  for (const at::Tensor& t : args.v_caches) caches.push_back(&t);
-  const auto address = [](const at::Tensor* t) {
-    return static_cast<const char*>(t->const_data_ptr());
-  };
-  std::sort(caches.begin(), caches.end(),
-            [&](const auto* a, const auto* b) { return address(a) < address(b); });
-  for (size_t i = 1; i < caches.size(); ++i) {
-    check_no_overlap(kOp, "a cache", *caches[i], "another", *caches[i - 1]);
-  }
+  check_caches_apart(args);
 }
 
 void check_rotation(const DecodeStepArgs& args, DecodeStepShape& shape) {
@@ -203,20 +239,22 @@ void check_end(const char* arg, const std::optional<at::Tensor>& packed, int64_t
 }
 
 void check_options(const DecodeStepArgs& args, const DecodeStepShape& shape) {
-  TORCH_CHECK_VALUE(std::isfinite(args.norm_eps) && args.norm_eps >= 0, kOp,
-                    ": norm_eps must be finite and at least 0, got ", args.norm_eps);
-  TORCH_CHECK_VALUE(!args.scale || std::isfinite(*args.scale), kOp, ": scale must be finite, got ",
-                    args.scale.value_or(0));
+  const auto is_finite = [](double x) { return std::isfinite(static_cast<float>(x)); };
+  TORCH_CHECK_VALUE(is_finite(args.norm_eps) && args.norm_eps >= 0, kOp,
+                    ": norm_eps must be finite as float32 and at least 0, got ", args.norm_eps);
+  TORCH_CHECK_VALUE(!args.scale || is_finite(*args.scale), kOp,
+                    ": scale must be finite as float32, got ", args.scale.value_or(0));
   for (const auto& [name, softcap] :
        {std::pair{"softcap", args.softcap}, std::pair{"logits_softcap", args.logits_softcap}}) {
-    TORCH_CHECK_VALUE(!softcap || (*softcap > 0 && std::isfinite(*softcap)), kOp, ": ", name,
-                      " must be positive and finite, got ", softcap.value_or(0));
+    TORCH_CHECK_VALUE(!softcap || is_positive_float(*softcap), kOp, ": ", name,
+                      " must be positive and finite as float32, got ", softcap.value_or(0));
   }
   for (const auto& [name, factor] : {std::pair{"norm_offset", args.norm_offset},
                                      std::pair{"residual_scale", args.residual_scale},
                                      std::pair{"embedding_scale", args.embedding_scale},
                                      std::pair{"logits_scale", args.logits_scale}}) {
-    TORCH_CHECK_VALUE(std::isfinite(factor), kOp, ": ", name, " must be finite, got ", factor);
+    TORCH_CHECK_VALUE(is_finite(factor), kOp, ": ", name, " must be finite as float32, got ",
+                      factor);
   }
   for (size_t i = 0; i < shape.layers.size(); ++i) {
     const DecodeStepLayer& layer = shape.layers[i];
@@ -277,6 +315,7 @@ std::vector<DecodeStepLayer> layers_of(const DecodeStepArgs& args, size_t layers
 
 // Sizes that the arguments state themselves, each within what products of sizes allow.
 DecodeStepShape shape_of(const DecodeStepArgs& args) {
+  check_given(kOp, "input", args.input);
   const bool ids = args.input.scalar_type() == at::kLong;
   TORCH_CHECK_VALUE(ids == args.embedding.has_value(), kOp, ": embedding must ",
                     ids ? "be given with token ids, got None"
@@ -309,10 +348,11 @@ DecodeStepShape shape_of(const DecodeStepArgs& args) {
   shape.num_heads = args.num_heads;
   shape.intermediate_size = args.intermediate_size;
   constexpr int64_t kMost = int64_t{1} << 24;
-  for (const auto& [name, size] :
-       {std::pair{"hidden_size", shape.hidden_size}, std::pair{"num_heads", shape.num_heads},
-        std::pair{"num_kv_heads", shape.num_kv_heads}, std::pair{"head_dim", shape.head_dim},
-        std::pair{"intermediate_size", shape.intermediate_size}}) {
+  for (const auto& [name, size] : {std::pair{"hidden_size of input or norms", shape.hidden_size},
+                                   std::pair{"num_heads", shape.num_heads},
+                                   std::pair{"num_kv_heads of k_caches", shape.num_kv_heads},
+                                   std::pair{"head_dim of k_caches", shape.head_dim},
+                                   std::pair{"intermediate_size", shape.intermediate_size}}) {
     TORCH_CHECK_VALUE(size >= 1 && size <= kMost, kOp, ": ", name, " must be 1 to 2^24, got ",
                       size);
   }

@@ -33,6 +33,7 @@ at::Tensor gate_up_silu_mlp_meta(const at::Tensor& x, const at::Tensor& gate_up,
 
 GateUpSiluMlpShape check_gate_up_silu_mlp(const GateUpSiluMlpArgs& args) {
   const at::Tensor& x = args.x;
+  check_given(kOp, "x", x);
   TORCH_CHECK_VALUE(x.dim() >= 1, kOp, ": x must be [..., hidden_size], got shape ", x.sizes());
   check_float_dtype(kOp, "x", x);
   check_dense_last_dim(kOp, "x", x);

@@ -39,21 +39,21 @@ void kv_cache_update_meta(at::Tensor& k_cache, at::Tensor& v_cache, const at::Te
 
 void check_caches(const char* op, const at::Tensor& k_cache, const at::Tensor& v_cache,
                   const std::optional<at::Tensor>& k_scale,
-                  const std::optional<at::Tensor>& v_scale, bool written) {
-  dims<4>(op, "k_cache", k_cache, kCacheLayout);
-  check_sizes(op, "v_cache", v_cache, kCacheLayout, k_cache.sizes());
-  check_dtype(op, "k_cache", k_cache, {at::kFloat, at::kBFloat16, at::kHalf, at::kChar});
-  check_dtype(op, "v_cache", v_cache, {k_cache.scalar_type()});
-  check_same_device(op, "v_cache", v_cache, "k_cache", k_cache);
-  check_dense_last_dim(op, "k_cache", k_cache);
-  check_dense_last_dim(op, "v_cache", v_cache);
-  check_scale(op, "k_scale", k_scale, k_cache, written);
-  check_scale(op, "v_scale", v_scale, k_cache, written);
+                  const std::optional<at::Tensor>& v_scale, bool written, const CacheNames& names) {
+  dims<4>(op, names.k_cache, k_cache, kCacheLayout);
+  check_sizes(op, names.v_cache, v_cache, kCacheLayout, k_cache.sizes());
+  check_dtype(op, names.k_cache, k_cache, {at::kFloat, at::kBFloat16, at::kHalf, at::kChar});
+  check_dtype(op, names.v_cache, v_cache, {k_cache.scalar_type()});
+  check_same_device(op, names.v_cache, v_cache, names.k_cache, k_cache);
+  check_dense_last_dim(op, names.k_cache, k_cache);
+  check_dense_last_dim(op, names.v_cache, v_cache);
+  check_scale(op, names.k_scale, k_scale, k_cache, written);
+  check_scale(op, names.v_scale, v_scale, k_cache, written);
   if (!written) return;
-  check_writable(op, "k_cache", k_cache);
-  check_writable(op, "v_cache", v_cache);
-  check_no_overlap(op, "v_cache", v_cache, "k_cache", k_cache);
-  if (k_scale) check_no_overlap(op, "v_scale", *v_scale, "k_scale", *k_scale);
+  check_writable(op, names.k_cache, k_cache);
+  check_writable(op, names.v_cache, v_cache);
+  check_no_overlap(op, names.v_cache, v_cache, names.k_cache, k_cache);
+  if (k_scale) check_no_overlap(op, names.v_scale, *v_scale, names.k_scale, *k_scale);
 }
 
 void check_new_rows(const char* op, const at::Tensor& key, const at::Tensor& value,
@@ -78,6 +78,7 @@ void check_new_rows(const char* op, const at::Tensor& key, const at::Tensor& val
 
 void check_per_sequence(const char* op, const char* arg, const at::Tensor& t, int64_t batch,
                         bool scalar_allowed) {
+  check_given(op, arg, t);
   const bool fits = (scalar_allowed && t.dim() == 0) || (t.dim() == 1 && t.size(0) == batch);
   TORCH_CHECK_VALUE(fits, op, ": ", arg, " must be ", scalar_allowed ? "[] or " : "", "[batch] = [",
                     batch, "], got ", t.sizes());

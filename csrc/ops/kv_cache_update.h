@@ -17,10 +17,19 @@ struct KvCacheUpdateShape {
   int64_t batch, num_kv_heads, max_seq_len, new_tokens, head_dim;
 };
 
+// What the caches are called in errors.
+struct CacheNames {
+  const char* k_cache = "k_cache";
+  const char* v_cache = "v_cache";
+  const char* k_scale = "k_scale";
+  const char* v_scale = "v_scale";
+};
+
 // What the caches of every op must satisfy together; `written` adds that no element is shared.
 void check_caches(const char* op, const at::Tensor& k_cache, const at::Tensor& v_cache,
                   const std::optional<at::Tensor>& k_scale,
-                  const std::optional<at::Tensor>& v_scale, bool written);
+                  const std::optional<at::Tensor>& v_scale, bool written,
+                  const CacheNames& names = {});
 
 // The one check of kv_cache_update_ for all devices; values of seq_lens are not read.
 KvCacheUpdateShape check_kv_cache_update(const at::Tensor& k_cache, const at::Tensor& v_cache,

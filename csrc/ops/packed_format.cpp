@@ -89,6 +89,7 @@ int64_t packed_panel_bytes(PackedFormat format, int64_t cols, int64_t group_size
 
 void check_packed(const char* op, const char* arg, const at::Tensor& packed, PackedFormat format,
                   int64_t panels, int64_t cols, int64_t group_size) {
+  check_given(op, arg, packed);
   TORCH_CHECK_TYPE(packed.scalar_type() == at::kByte, op, ": ", arg,
                    " must be a packed weight (uint8, from pack_weight or pack_gate_up), got ",
                    dtype_name(packed.scalar_type()), " ", packed.sizes());

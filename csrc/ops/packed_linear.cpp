@@ -24,6 +24,7 @@ at::Tensor packed_linear_meta(const at::Tensor& x, const at::Tensor& packed, int
 PackedLinearShape check_packed_linear(const PackedLinearArgs& args) {
   const at::Tensor& x = args.x;
   const PackedFormat format = check_format(kOp, "format", args.format);
+  check_given(kOp, "x", x);
   TORCH_CHECK_VALUE(x.dim() >= 1, kOp, ": x must be [..., cols], got shape ", x.sizes());
   check_float_dtype(kOp, "x", x);
   check_dense_last_dim(kOp, "x", x);

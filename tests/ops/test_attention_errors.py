@@ -237,6 +237,13 @@ WRONG = {
     "softcap_of_zero": (ValueError, "softcap", changed(softcap=0.0)),
     "negative_softcap": (ValueError, "softcap", changed(softcap=-3.0)),
     "softcap_is_no_number": (ValueError, "softcap", changed(softcap=float("nan"))),
+    "softcap_that_is_zero_as_float32": (ValueError, "softcap", changed(softcap=1e-300)),
+    "softcap_past_float32": (ValueError, "softcap", changed(softcap=1e300)),
+    "scale_past_float32": (ValueError, "scale", changed(scale=-1e300)),
+    **{
+        f"no_{name}": (TypeError, f"{name} must be a tensor, got None", changed(**{name: None}))
+        for name in ("query", "k_cache", "v_cache", "seq_lens")
+    },
     "scale_is_no_number": (ValueError, "scale", changed(scale=float("nan"))),
     "sinks_by_kv_head": (ValueError, "sinks", changed(sinks=torch.zeros(2))),
     "rank_of_sinks": (ValueError, "sinks", changed(sinks=torch.zeros(4, 1))),

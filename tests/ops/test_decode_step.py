@@ -277,12 +277,12 @@ WRONG = {
     "a_cache_missing": (ValueError, "v_caches", without("v_caches")),
     "cache_shape": (
         ValueError,
-        r"k_caches\[1|v_cache",
+        r"[kv]_caches\[1",
         replaced("k_caches", 1, torch.zeros(2, 2, 24, 17)),
     ),
     "int8_cache_without_scales": (
         ValueError,
-        "k_scale",
+        "k_scales?",
         lambda: (
             (b := base()) | {n: [t.to(torch.int8) for t in b[n]] for n in ("k_caches", "v_caches")}
         ),
@@ -361,6 +361,8 @@ WRONG = {
     ),
     "ropes' count": (ValueError, "ropes", lambda: base() | {"ropes": [0]}),
     "scale": (ValueError, "scale", lambda: base() | {"scale": float("inf")}),
+    "scale_past_float32": (ValueError, "scale", lambda: base() | {"scale": 1e300}),
+    "softcap_below_float32": (ValueError, "softcap", lambda: base() | {"softcap": 1e-300}),
     "kv_start": (ValueError, "kv_start", lambda: base() | {"kv_start": torch.tensor([1])}),
     "activation": (ValueError, "activation", lambda: base() | {"activation": "relu"}),
     "biases": (ValueError, "biases", lambda: base() | {"biases": [None] * 6}),
@@ -396,7 +398,32 @@ def test_one_cache_for_two_layers_is_refused(device_family):
         (keys, keys),
     ):
         call = partial(ops.decode_step, **arguments | {"k_caches": k_caches, "v_caches": v_caches})
-        assert_refused(call, ValueError, OP, "cache|v_cache")
+        assert_refused(call, ValueError, OP, "k_caches|v_caches")
+
+
+def test_caches_that_overlap_past_a_neighbour_are_refused(device_family):
+    """The second begins between the first and the third, and meets neither."""
+    arguments = device_family.arguments(base())
+    heads, slots = arguments["k_caches"][0].shape[1:3]
+    buffer = device_family.tensor(randn(0, 2, heads + 1, 2 * slots, arguments["cos"].size(-1)))
+    arguments["k_caches"] = [buffer[:, :heads, :slots], buffer[:, 1:, :slots]]
+    arguments["v_caches"][0] = buffer[:, :heads, slots:]
+    watched = [buffer, *arguments["v_caches"]]
+    call = partial(ops.decode_step, **arguments)
+    assert_refused(call, ValueError, OP, r"k_caches\[1\] must not share memory", watched)
+
+
+def test_caches_and_scales_are_named_with_their_layer(device_family):
+    arguments = device_family.arguments(base())
+    arguments["v_caches"][1] = arguments["v_caches"][1].double()
+    assert_refused(partial(ops.decode_step, **arguments), TypeError, OP, r"v_caches\[1\] must")
+
+
+@pytest.mark.parametrize("name", ["input", "seq_lens", "cos", "sin"])
+def test_none_is_no_tensor(device_family, name):
+    arguments = device_family.arguments(base()) | {name: None}
+    call = partial(ops.decode_step, **arguments)
+    assert_refused(call, TypeError, OP, f"{name} must be a tensor, got None")
 
 
 def test_gradient_is_refused(device_family):

@@ -236,6 +236,47 @@ def packed_half(case, op, rows, cols, seed, dtype):
     return both, named["format"], named["group_size"], [weight, up]
 
 
+def check_quantized(
+    device, dtype, gate_up_case, down_case, int8_activation, tokens, hidden_size, intermediate_size
+):
+    """Against float64 on the rounded weights, and on x where that is rounded.
+
+    The intermediate is rounded to int8 too, by 32 columns; what the float64 and our intermediate
+    differ in may move a quant by a step, 1/127 of its group's largest element, at most.
+    """
+    gate_up, gate_up_format, gate_up_group, (gate, up) = packed_half(
+        gate_up_case, "gate_up", intermediate_size, hidden_size, 0, dtype
+    )
+    packed_down, down_format, down_group, (down,) = packed_half(
+        down_case, "down", hidden_size, intermediate_size, 7, dtype
+    )
+    x = randn(5, tokens, hidden_size, dtype=dtype)
+    arguments = {
+        "x": x,
+        "gate_up": gate_up,
+        "down": packed_down,
+        "gate_up_format": gate_up_format,
+        "down_format": down_format,
+        "gate_up_group_size": gate_up_group,
+        "down_group_size": down_group,
+        "intermediate_size": intermediate_size,
+        "int8_activation": int8_activation,
+    }
+    out = device.call(OP, **device.arguments(arguments))
+    assert out.shape == x.shape and out.dtype == dtype and out.is_contiguous()
+    exact = reference.gate_up_silu_mlp(**(arguments | {"x": x.double()}))
+    met = quantized.int8_activation(x) if int8_activation and gate_up_case else x
+    in_torch = mlp_in_torch(met.float(), [t.float() for t in (gate, up, down)], (None,) * 3, "silu")
+    if not (int8_activation and down_case):
+        assert_accurate(out, exact, in_torch.to(dtype))
+        return
+    inner = functional.silu(met.double() @ gate.double().t()) * (met.double() @ up.double().t())
+    steps = inner.abs().amax() / 127 * down.double().abs().sum(-1)
+    floor = FLOOR[dtype] * exact.abs().max() + 1e-3 * steps
+    moved = (out.double().cpu() - exact).abs()
+    assert (moved <= floor + steps / down.size(1) * 2).all()
+
+
 @pytest.mark.parametrize("int8_activation", [False, True], ids=["", "int8"])
 @pytest.mark.parametrize(
     "gate_up_case, down_case",
@@ -248,48 +289,11 @@ def packed_half(case, op, rows, cols, seed, dtype):
     ids=lambda case: "float" if case is None else format_id(case),
 )
 def test_quantized(device, dtype, gate_up_case, down_case, int8_activation):
-    """Against float64 on the rounded weights, and on x where that is rounded.
-
-    The intermediate is rounded to int8 too, by 32 columns; what the float64 and our intermediate
-    differ in may move a quant by a step, 1/127 of its group's largest element, at most.
-    """
     k_quants = (ops.PackedFormat.Q4_K, ops.PackedFormat.Q6_K)
     wide = any(case is not None and case[0] in k_quants for case in (gate_up_case, down_case))
-    hidden_size, intermediate_size = (256, 256) if wide else (48, 70)
+    sizes = (256, 256) if wide else (48, 70)
     for tokens in (1, 5, 9):
-        gate_up, gate_up_format, gate_up_group, (gate, up) = packed_half(
-            gate_up_case, "gate_up", intermediate_size, hidden_size, 0, dtype
-        )
-        packed_down, down_format, down_group, (down,) = packed_half(
-            down_case, "down", hidden_size, intermediate_size, 7, dtype
-        )
-        x = randn(5, tokens, hidden_size, dtype=dtype)
-        arguments = {
-            "x": x,
-            "gate_up": gate_up,
-            "down": packed_down,
-            "gate_up_format": gate_up_format,
-            "down_format": down_format,
-            "gate_up_group_size": gate_up_group,
-            "down_group_size": down_group,
-            "intermediate_size": intermediate_size,
-            "int8_activation": int8_activation,
-        }
-        out = device.call(OP, **device.arguments(arguments))
-        assert out.shape == x.shape and out.dtype == dtype and out.is_contiguous()
-        exact = reference.gate_up_silu_mlp(**(arguments | {"x": x.double()}))
-        met = quantized.int8_activation(x) if int8_activation and gate_up_case else x
-        in_torch = mlp_in_torch(
-            met.float(), [t.float() for t in (gate, up, down)], (None,) * 3, "silu"
-        )
-        if not (int8_activation and down_case):
-            assert_accurate(out, exact, in_torch.to(dtype))
-            continue
-        inner = functional.silu(met.double() @ gate.double().t()) * (met.double() @ up.double().t())
-        steps = inner.abs().amax() / 127 * down.double().abs().sum(-1)
-        floor = FLOOR[dtype] * exact.abs().max() + 1e-3 * steps
-        moved = (out.double().cpu() - exact).abs()
-        assert (moved <= floor + steps / down.size(1) * 2).all()
+        check_quantized(device, dtype, gate_up_case, down_case, int8_activation, tokens, *sizes)
 
 
 def test_refuses_int8_activation_without_quantized_weights(device_family):
@@ -306,6 +310,10 @@ changed, each = partial(errors.changed, base), partial(errors.each, base)
 LINEAR = torch.zeros(18, 20, dtype=torch.bfloat16)
 
 WRONG = {
+    **{
+        f"no_{name}": (TypeError, f"{name} must be a tensor, got None", changed(**{name: None}))
+        for name in ("x", "gate_up", "down")
+    },
     "no_hidden_size": (ValueError, "x", changed(x=torch.tensor(1.0, dtype=torch.bfloat16))),
     "float64_x": (TypeError, "x", each(torch.Tensor.double, "x")),
     "integer_x": (TypeError, "x", each(torch.Tensor.int, "x")),

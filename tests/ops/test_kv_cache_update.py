@@ -151,6 +151,10 @@ changed = partial(errors.changed, base)
 each = partial(errors.each, base)
 
 WRONG = {
+    **{
+        f"no_{name}": (TypeError, f"{name} must be a tensor, got None", changed(**{name: None}))
+        for name in ("k_cache", "v_cache", "key", "value", "seq_lens")
+    },
     "rank_of_k_cache": (ValueError, "k_cache", each(lambda t: t[0], "k_cache")),
     "rank_of_key": (ValueError, "key", each(lambda t: t[0], "key")),
     "rank_of_value": (ValueError, "value", each(lambda t: t[0], "value")),

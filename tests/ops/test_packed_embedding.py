@@ -86,6 +86,10 @@ def base():
 changed, each = partial(errors.changed, base), partial(errors.each, base)
 
 WRONG = {
+    **{
+        f"no_{name}": (TypeError, f"{name} must be a tensor, got None", changed(**{name: None}))
+        for name in ("ids", "packed")
+    },
     "float_ids": (TypeError, "ids", each(torch.Tensor.float, "ids")),
     "int8_ids": (TypeError, "ids", each(lambda t: t.to(torch.int8), "ids")),
     "id_past_the_rows": (ValueError, "ids", changed(ids=torch.tensor([0, 20]))),

@@ -273,6 +273,10 @@ changed, each = partial(errors.changed, base), partial(errors.each, base)
 LINEAR = torch.zeros(18, 20, dtype=torch.bfloat16)
 
 WRONG = {
+    **{
+        f"no_{name}": (TypeError, f"{name} must be a tensor, got None", changed(**{name: None}))
+        for name in ("x", "packed")
+    },
     "no_columns": (ValueError, "x", changed(x=torch.tensor(1.0, dtype=torch.bfloat16))),
     "empty_columns": (ValueError, "x", each(lambda t: t[:, :0], "x")),
     "float64_x": (TypeError, "x", each(torch.Tensor.double, "x")),

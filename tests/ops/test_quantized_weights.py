@@ -169,6 +169,15 @@ def test_zeros_stay_zero(device, case):
     assert not round_trip(device, torch.zeros(17, 100), case).any()
 
 
+def test_zeros_of_both_signs_have_one_scale(device, case):
+    """Which of -0 and 0 is the least depends on the order in which a vector meets them."""
+    zeros = torch.zeros(3, 128)
+    zeros[0, ::3], zeros[1, 1::2], zeros[2] = -0.0, -0.0, -0.0
+    packed_format, group_size = case
+    expected = reference.pack_weight(zeros, format=packed_format, group_size=group_size)
+    assert torch.equal(pack(device, zeros, case).cpu(), expected)
+
+
 def test_constants_stay(device, case):
     """Also of one sign alone, and where a group is not full."""
     for value in (0.75, -0.75):

@@ -45,7 +45,8 @@ inline GroupFacts facts_of(const float* x, int64_t count) {
   }
   const float zero =
       sum_of<Vec>(count, [&](int64_t i) { return Vec::load(x + i) * Vec::set(0.0f); });
-  return {-reduce_max(-least), reduce_max(largest), zero == 0.0f};
+  // + 0: of zeros of both signs, which one is the least depends on the vector; -0 + 0 = 0.
+  return {-reduce_max(-least) + 0.0f, reduce_max(largest) + 0.0f, zero == 0.0f};
 }
 
 // Quants of one candidate: q = rint(clamp((x - m) / d)), 0 where d is 0.

@@ -6,8 +6,10 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "../../ops/check.h"
 #include "../dispatch.h"
 #include "decoder_model.h"
 
@@ -72,6 +74,10 @@ struct BoundDecodeStep : torch::CustomClassHolder {
 
   at::Tensor run(const at::Tensor& input, const at::Tensor& seq_lens, const at::Tensor& cos,
                  const at::Tensor& sin, const std::optional<at::Tensor>& kv_start, bool argmax) {
+    for (const auto& [arg, t] : {std::pair{"input", &input}, std::pair{"seq_lens", &seq_lens},
+                                 std::pair{"cos", &cos}, std::pair{"sin", &sin}}) {
+      check_given("decode_step", arg, *t);
+    }
     TORCH_CHECK_TYPE(input.is_cpu(), "decode_step: input must be on cpu, got ", input.device());
     TORCH_CHECK(!at::GradMode::is_enabled(),
                 "decode_step: DecodeStep has no gradient and wants them off: call it under "

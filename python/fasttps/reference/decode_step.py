@@ -176,4 +176,4 @@ def decode_step(
         x = logits_scale * x
         if logits_softcap is not None:
             x = logits_softcap * torch.tanh(x / logits_softcap)
-    return x.argmax(-1) if argmax else x.float()
+    return x.argmax(-1) if argmax else x.float().contiguous()

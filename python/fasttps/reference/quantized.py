@@ -42,12 +42,17 @@ def finite_groups(x: Tensor) -> Tensor:
     return x.isfinite().all(-1)
 
 
+def range_of(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(least, largest) of each group; a zero is +0, whatever signs its zeros have."""
+    return x.amin(-1) + 0.0, x.amax(-1) + 0.0
+
+
 def int4_levels(x: Tensor) -> tuple[Tensor, Tensor]:
     """(q in -8..7, d) of groups x [..., group_size].
 
     The element of largest magnitude lies at -7 to -9.5; then the best d for the best quants.
     """
-    least, largest = x.amin(-1), x.amax(-1)
+    least, largest = range_of(x)
     extreme = torch.where(-least >= largest, least, largest)
     zero = torch.zeros_like(extreme)
     best = half(extreme / -7.0)
@@ -72,8 +77,8 @@ def int4_min_levels(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     The range is shrunk by up to a fifth; each is followed by two least-squares fits.
     """
-    least = x.amin(-1)
-    width_of_all = x.amax(-1) - least
+    least, largest = range_of(x)
+    width_of_all = largest - least
     middle = least + 0.5 * width_of_all
     best_d, best_m = torch.zeros_like(least), torch.zeros_like(least)
     error = torch.full_like(least, float("inf"))
