@@ -169,7 +169,7 @@ LONG = [
     Part("slow", partial(pytest, "slow", "-m", "slow", paths=["tests"]), needs=["build"]),
     Part(
         "fuzz",
-        partial(pytest, "fuzz", paths=["tests/ops/test_random.py"], FASTTPS_FUZZ_EXAMPLES="2000"),
+        partial(pytest, "fuzz", paths=["tests/ops/fuzz"], FASTTPS_FUZZ_EXAMPLES="20000"),
         needs=["build"],
     ),
 ]
