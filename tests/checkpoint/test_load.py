@@ -12,7 +12,16 @@ import torch
 import fasttps
 from fasttps import ops
 from fasttps.models.packed_linear import PackedLinear
-from tests.support.checkpoints import NAMES, copy_of, edit_config, edit_tensors, fixture, least_lead
+from fasttps.packed_model.tensor_file import TensorFile, write_tensors
+from tests.support.checkpoints import (
+    FILE,
+    NAMES,
+    copy_of,
+    edit_config,
+    edit_tensors,
+    fixture,
+    least_lead,
+)
 
 ACT_ORDER = "gptq-act-order"
 GATE, UP, DOWN = (f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down"))
@@ -297,6 +306,18 @@ def test_another_dtype_leaves_the_quants(tmp_path):
     made = logits_of(model)
     assert made.dtype == torch.bfloat16
     assert (made - exact).abs().max() < 0.03 * exact.abs().max()
+
+
+def test_shards(tmp_path):
+    """A folder of several files, the parts of a weight in any of them."""
+    folder = copy_of("gptq-sym", tmp_path)
+    file = TensorFile(folder / FILE)
+    names = sorted(file.names)
+    for at in range(3):
+        shard = {name: file.tensor(name) for name in names[at::3]}
+        write_tensors(folder / f"model-{at + 1:05}-of-00003.safetensors", shard)
+    (folder / FILE).unlink()
+    assert_same_state(load(folder).model, load(fixture("gptq-sym"), pack=False).model)
 
 
 def test_progress_names_every_module():

@@ -238,6 +238,12 @@ def test_a_model_that_is_no_causal_lm(tmp_path):
     refused(edit_config(copy_of("awq", tmp_path), bert), UnsupportedCheckpoint, "wav2vec2")
 
 
+def test_quantised_experts(tmp_path):
+    name = "model.layers.0.mlp.experts.0.up_proj"
+    folder = edit_tensors(copy_of("awq", tmp_path), put(f"{name}.qweight", torch.zeros(3).int()))
+    refused(folder, UnsupportedCheckpoint, "experts", name)
+
+
 def test_a_quantised_head_that_is_tied(tmp_path):
     folder = edit_tensors(
         copy_of("gptq-sym", tmp_path),

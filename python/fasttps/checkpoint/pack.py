@@ -79,10 +79,9 @@ def pack_model(
         module.prepare(step.options)
         _adopt(step.name, module, tensors, int8_activation, id(module) in tied)
         tensors.forget()
+        return_freed_memory()  # that of the quants
 
-    patch = fuse_all(model, steps, WeightSource(tensors.folder), progress, adopt, others)
-    return_freed_memory()
-    return patch
+    return fuse_all(model, steps, WeightSource(tensors.folder), progress, adopt, others)
 
 
 def fill(model: nn.Module, tensors: Tensors, without: set[str] | frozenset[str]) -> None:

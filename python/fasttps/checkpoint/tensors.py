@@ -72,6 +72,8 @@ class Tensors:
             raise UnsupportedCheckpoint(f"has a quantised {min(tied & quantized)} that is tied")
         linears = {name: module for name, module in model.named_modules() if _is_linear(module)}
         for name in sorted(self.quantized):
+            if name not in linears and ".experts." in name:
+                raise UnsupportedCheckpoint(f"has quantised experts, such as {name}")
             if name not in linears:
                 raise BrokenCheckpoint(f"has a quantised {name} that the model has no place for")
             self._check_parts(name, *linears[name].weight.shape)
