@@ -22,6 +22,7 @@ from tests.support.checkpoints import (
     fixture,
     least_lead,
 )
+from tests.support.llama import cache_name
 
 ACT_ORDER = "gptq-act-order"
 GATE, UP, DOWN = (f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down"))
@@ -69,7 +70,11 @@ def test_greedy_tokens_are_those_of_the_dequantised_model(loaded):
         assert made.token_ids[0] == exact[0, len(prompt) :].tolist()
         cache = fasttps.StaticKVCache(loaded.model.config, max_seq_len=64)
         out = loaded.model.generate(
-            ids, cache=cache, max_new_tokens=48, do_sample=False, eos_token_id=-1
+            ids,
+            **{cache_name(loaded.model): cache},
+            max_new_tokens=48,
+            do_sample=False,
+            eos_token_id=-1,
         )
         assert torch.equal(out, exact)
 
@@ -86,7 +91,7 @@ def test_a_token_is_one_op(loaded):
     cache = fasttps.StaticKVCache(loaded.model.config, max_seq_len=16)
     with torch.inference_mode():
         for ids in ([[5, 9, 77]], [[8]]):
-            loaded.model(torch.tensor(ids), cache=cache)
+            loaded.model(torch.tensor(ids), **{cache_name(loaded.model): cache})
     assert loaded.model.why_not is None
 
 
@@ -339,5 +344,5 @@ def test_int8_caches():
     made = load(fixture("awq"), kv="int8")
     cache = made.patch.cache(16)
     with torch.inference_mode():
-        made.model(torch.tensor([PROMPTS[0]]), cache=cache)
+        made.model(torch.tensor([PROMPTS[0]]), **{cache_name(made.model): cache})
     assert cache.layers[0].keys.dtype == torch.int8

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from fasttps.checkpoint.pack import fill, pack_model
 from fasttps.checkpoint.schemes import (
     BrokenCheckpoint,
     UnsupportedCheckpoint,
@@ -74,18 +75,21 @@ def load_checkpoint(
         raise ValueError(f"load_checkpoint: kv wanted None with pack=False, got {kv!r}")
     folder = Path(folder)
     model, tensors = open_folder(folder, dtype)
-    _take_places(model)
     tokenizer = _tokenizer(folder)
-    patch = None
-    from fasttps.checkpoint.pack import fill, pack_model  # here: they import transformers
-
-    if pack:
-        patch = pack_model(
-            model, tensors, kv=kv, int8_activation=int8_activation, progress=progress
-        )
-    else:
+    _take_places(model)
+    if not pack:
         fill(model, tensors, frozenset())
-    return LoadedCheckpoint(model.eval(), tokenizer, patch)
+        return LoadedCheckpoint(model, tokenizer, None)
+    patch = pack_model(model, tensors, kv=kv, int8_activation=int8_activation, progress=progress)
+    return LoadedCheckpoint(model, tokenizer, patch)
+
+
+def load_model(folder: Path) -> Any:
+    """The model alone, as `load_checkpoint` has it by default."""
+    model, tensors = open_folder(folder)
+    _take_places(model)
+    pack_model(model, tensors, kv=None, int8_activation=True, progress=None)
+    return model
 
 
 def open_folder(folder: Path, dtype: torch.dtype | None = None) -> tuple[Any, Tensors]:

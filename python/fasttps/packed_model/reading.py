@@ -57,9 +57,9 @@ def load(folder: str | os.PathLike[str]) -> Any:
         from fasttps.checkpoint.schemes import is_quantized
 
         if is_quantized(folder):
-            from fasttps.checkpoint.load import load_checkpoint
+            from fasttps.checkpoint.load import load_model
 
-            return load_checkpoint(folder).model
+            return load_model(folder)
     manifest = read_manifest(folder / MANIFEST)
     tensors = _Tensors(folder, manifest)
     family, model = _skeleton(folder, manifest, len(tensors.files))
