@@ -11,6 +11,7 @@ import torch
 
 import fasttps
 from fasttps import ops
+from fasttps.checkpoint import BrokenCheckpoint
 from fasttps.models.packed_linear import PackedLinear
 from fasttps.packed_model.tensor_file import TensorFile, write_tensors
 from tests.support.checkpoints import (
@@ -318,11 +319,20 @@ def test_shards(tmp_path):
     folder = copy_of("gptq-sym", tmp_path)
     file = TensorFile(folder / FILE)
     names = sorted(file.names)
+    places = {}
     for at in range(3):
         shard = {name: file.tensor(name) for name in names[at::3]}
         write_tensors(folder / f"model-{at + 1:05}-of-00003.safetensors", shard)
+        places |= dict.fromkeys(shard, f"model-{at + 1:05}-of-00003.safetensors")
     (folder / FILE).unlink()
-    assert_same_state(load(folder).model, load(fixture("gptq-sym"), pack=False).model)
+    plain = load(fixture("gptq-sym"), pack=False).model
+    assert_same_state(load(folder).model, plain)
+    (folder / f"{FILE}.index.json").write_text(json.dumps({"weight_map": places}))
+    write_tensors(folder / "consolidated.safetensors", {"wq": torch.zeros(3)})
+    assert_same_state(load(folder).model, plain)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(BrokenCheckpoint, match="lacks model-00002-of-00003"):
+        load(folder)
 
 
 def test_progress_names_every_module():

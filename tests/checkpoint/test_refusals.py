@@ -202,6 +202,15 @@ def test_a_folder_without_safetensors(tmp_path):
     refused(folder, UnsupportedCheckpoint, "safetensors")
 
 
+@pytest.mark.parametrize(
+    "places", [None, 3, {"a": [3]}, {"a": "../model.safetensors"}, {"a": "/m"}]
+)
+def test_an_index_that_makes_no_sense(tmp_path, places):
+    folder = copy_of("awq", tmp_path)
+    (folder / f"{FILE}.index.json").write_text(json.dumps({"weight_map": places}))
+    refused(folder, BrokenCheckpoint, "index.json")
+
+
 def test_a_shard_that_is_missing(tmp_path):
     """As of a folder whose download was interrupted."""
     folder = edit_tensors(

@@ -63,7 +63,7 @@ def quantization_config(folder: Path) -> dict[str, Any] | None:
         BrokenCheckpoint: its config is no JSON object.
         OSError: it cannot be read.
     """
-    config = _json_object(folder / "config.json")
+    config = json_object(folder / "config.json")
     found = config.get("quantization_config")
     if found is None:
         found = config.get("compression_config")  # compressed-tensors, once
@@ -73,7 +73,7 @@ def quantization_config(folder: Path) -> dict[str, Any] | None:
         return found
     for name, method in _OWN_FILES.items():
         if (folder / name).is_file():
-            return {"quant_method": method, **_json_object(folder / name)}
+            return {"quant_method": method, **json_object(folder / name)}
     return None
 
 
@@ -118,7 +118,13 @@ def integer(config: dict[str, Any], key: str, default: Any = None) -> int:
     return value
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
+    """A JSON file that is an object.
+
+    Raises:
+        BrokenCheckpoint: it is not.
+        OSError: it cannot be read.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

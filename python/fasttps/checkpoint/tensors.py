@@ -9,7 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasttps.checkpoint.schemes import BrokenCheckpoint, Scheme, UnsupportedCheckpoint
+from fasttps.checkpoint.schemes import (
+    BrokenCheckpoint,
+    Scheme,
+    UnsupportedCheckpoint,
+    json_object,
+)
 from fasttps.checkpoint.weights import QuantizedWeight
 from fasttps.packed_model.tensor_file import BrokenTensorFile, TensorFile
 
@@ -39,7 +44,7 @@ class Tensors:
         self._scheme = scheme
         self._files: list[TensorFile] = []
         self._file_of: dict[str, TensorFile] = {}
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in _files(folder):
             try:
                 file = TensorFile(path)
             except BrokenTensorFile as error:
@@ -160,6 +165,23 @@ class Tensors:
                 self.plain -= {key}
             else:
                 linear.bias = nn.Parameter(linear.weight.new_empty(linear.weight.shape[0]))
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of the weights: those of an index, or the one of the usual name, or all."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        places = json_object(index).get("weight_map")
+        names = list(places.values()) if isinstance(places, dict) else [""]
+        if not all(isinstance(name, str) and name and Path(name).name == name for name in names):
+            raise BrokenCheckpoint(f"has an {index.name} without names of files in this folder")
+        listed = [folder / str(name) for name in sorted(set(names))]
+        for path in listed:
+            if not path.is_file():
+                raise BrokenCheckpoint(f"lacks {path.name}, which its {index.name} lists")
+        return listed
+    usual = folder / "model.safetensors"
+    return [usual] if usual.is_file() else sorted(folder.glob("*.safetensors"))
 
 
 class _Parts:
