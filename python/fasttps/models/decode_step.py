@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fasttps.models import attention_interface
+from fasttps.models import attention_interface, transformers_adapter
 from fasttps.models.decode_plan import Plan, make_plan
 from fasttps.models.decoder_parts import Anatomy, parts_of
 from fasttps.models.fused_module import FusedModule, ReadOriginal
@@ -232,9 +232,8 @@ class FusedCausalLM(FusedModule):
         return logits
 
     def cache_name(self) -> str:
-        """Of the argument and the field, which changed in transformers 5.24."""
-        fields = _output_class().__dataclass_fields__
-        return "cache" if "cache" in fields else "past_key_values"
+        """Of the argument and the field."""
+        return transformers_adapter.cache_field(_output_class())
 
     def _runnable_plan(self, input_ids: Any) -> Plan | str:
         """The plan, or why this model cannot run by it now."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fasttps.kv_cache import StaticKVCache
-from fasttps.models import attention_interface
+from fasttps.models import attention_interface, transformers_adapter
 from fasttps.models.fused_module import FusedModule, ReadOriginal
 from fasttps.models.obstacles import has_kernels
 from fasttps.models.packed_linear import PackedLinear
@@ -53,6 +53,8 @@ class FusedAttention(FusedModule):
 
     @classmethod
     def obstacle(cls, module: nn.Module, shared: frozenset[int]) -> str | None:
+        if not transformers_adapter.asks_for_attention(cls.replaces):
+            return "does not ask for the attention that its config names in this transformers"
         for name in (*cls.inputs, cls.output, *(cls.norms or ())):
             if module._modules.get(name) is None:
                 return f"has no {name}"
@@ -94,9 +96,15 @@ class FusedAttention(FusedModule):
             or self.config.output_attentions
         ):
             # The class's own way, with the attention that its config names: ours, unless the user
-            # has set another. The cache goes by position, its name differs between versions.
+            # has set another.
             own: Any = super().forward
-            return own(hidden_states, position_embeddings, attention_mask, cache, **kwargs)
+            kwargs[transformers_adapter.cache_argument(self.replaces.forward)] = cache
+            return own(
+                hidden_states,
+                position_embeddings=position_embeddings,
+                attention_mask=attention_mask,
+                **kwargs,
+            )
         is_causal = kwargs.get("is_causal")
         out = attend_static(
             *self.project(hidden_states),

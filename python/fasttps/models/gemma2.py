@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from transformers.models.gemma2 import modeling_gemma2
-from transformers.models.gemma2.modeling_gemma2 import (
-    Gemma2Attention,
-    Gemma2MLP,
-    Gemma2TextScaledWordEmbedding,
-)
+from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention, Gemma2MLP
 
 from fasttps.models.decode_step import forward_of
 from fasttps.models.decoder_parts import Anatomy
@@ -36,12 +32,6 @@ class FusedGemma2Attention(FusedAttention, Gemma2Attention):
         return self.attn_logit_softcapping
 
 
-class PackedGemma2TextScaledWordEmbedding(PackedScaledEmbedding, Gemma2TextScaledWordEmbedding):
-    """A Gemma2TextScaledWordEmbedding that reads the head's packed weight."""
-
-    replaces = Gemma2TextScaledWordEmbedding
-
-
 class Gemma2ForCausalLM(ScaledCausalLM, modeling_gemma2.Gemma2ForCausalLM):
     """A Gemma2ForCausalLM whose next tokens are one op."""
 
@@ -60,9 +50,22 @@ class Gemma2ForCausalLM(ScaledCausalLM, modeling_gemma2.Gemma2ForCausalLM):
     )
 
 
-FUSED: tuple[type[FusedModule], ...] = (Gemma2ForCausalLM, FusedGemma2MLP, FusedGemma2Attention)
+FUSED: tuple[type[FusedModule], ...] = (FusedGemma2MLP, FusedGemma2Attention)
 LINEARS = (
     Linears(Gemma2Attention, "attention", ("q_proj", "k_proj", "v_proj", "o_proj")),
     Linears(modeling_gemma2.Gemma2ForCausalLM, "lm_head", ("lm_head",)),
 )
-EMBEDDINGS = (PackedGemma2TextScaledWordEmbedding,)
+EMBEDDINGS: tuple[type[PackedScaledEmbedding], ...] = ()
+
+# Before transformers 5 the model scales what the embedding gives, in its own forward.
+if hasattr(modeling_gemma2, "Gemma2TextScaledWordEmbedding"):
+
+    class PackedGemma2TextScaledWordEmbedding(
+        PackedScaledEmbedding, modeling_gemma2.Gemma2TextScaledWordEmbedding
+    ):
+        """A Gemma2TextScaledWordEmbedding that reads the head's packed weight."""
+
+        replaces = modeling_gemma2.Gemma2TextScaledWordEmbedding
+
+    FUSED = (Gemma2ForCausalLM, *FUSED)
+    EMBEDDINGS = (PackedGemma2TextScaledWordEmbedding,)

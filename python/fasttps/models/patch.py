@@ -21,6 +21,7 @@ from fasttps.models.model_changes import change_model, notes, other_attentions
 from fasttps.models.patch_options import check_request
 from fasttps.models.patch_plan import Step, plan
 from fasttps.models.patch_report import PatchReport, ReportEntry, join_by_pattern
+from fasttps.models.transformers_adapter import check_release
 from fasttps.models.weight_source import WeightSource
 
 __all__ = ["FusedModule", "Patch", "PatchError", "PatchReport", "ReportEntry", "patch"]
@@ -200,8 +201,9 @@ def patch(
         progress: called after each module with (modules done, modules in all, its name).
 
     Raises:
-        PatchError: already patched, in training mode, nothing could be fused, the `weights` that
-            were asked for cannot be had, or `source` has others. Nothing was changed.
+        PatchError: already patched, in training mode, nothing could be fused, this transformers is
+            not as expected, the `weights` that were asked for cannot be had, or `source` has
+            others. Nothing was changed.
         TypeError, ValueError: `model` is not an nn.Module, or another argument is wrong.
     """
     if not isinstance(model, nn.Module):
@@ -226,6 +228,8 @@ def patch(
                 f"patch: {kind} is already patched ({name or 'itself'}); undo that patch first "
                 "(a copy of a patched model has none: load its state_dict() into a fresh model)"
             )
+    if (differing := check_release(model)) is not None:
+        raise PatchError(f"patch: {differing}")
     steps = plan(model, request)
     others = other_attentions(model) if attention else {}
     if (steps or others) and model.training:

@@ -10,6 +10,7 @@ from transformers.models.phi3 import modeling_phi3
 from transformers.models.phi3.modeling_phi3 import Phi3Attention, Phi3MLP
 
 from fasttps.kv_cache import StaticKVCache
+from fasttps.models import transformers_adapter
 from fasttps.models.decode_step import FusedCausalLM, forward_of
 from fasttps.models.decoder_parts import Anatomy
 from fasttps.models.fused_attention import FusedAttention
@@ -83,11 +84,16 @@ class Phi3ForCausalLM(FusedCausalLM, modeling_phi3.Phi3ForCausalLM):
     def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> Any:
         """Past the length at which longrope changes, the keys of all tokens are made anew.
 
-        In our cache; transformers would go on in one of its own.
+        In our cache; transformers would go on in one of its own, and kept the old keys in 4.57.
         """
         cache = kwargs.get(self.cache_name())
         limit = getattr(self.config, "original_max_position_embeddings", None)
-        if isinstance(cache, StaticKVCache) and limit is not None and input_ids.size(1) > limit:
+        if (
+            isinstance(cache, StaticKVCache)
+            and limit is not None
+            and input_ids.size(1) > limit
+            and transformers_adapter.slices_by_length(GenerationMixin)
+        ):
             if int(cache.get_seq_length()) <= limit:
                 cache.reset()
                 kwargs["next_sequence_length"] = None
