@@ -121,6 +121,51 @@ def test_valid_gguf():
     check()
 
 
+QUANTS = [
+    (packed_format, group_size)
+    for packed_format in (Format.INT8, Format.INT4, Format.INT8_GROUP, Format.INT4_ZERO)
+    for group_size in packed_format.group_sizes
+]
+
+
+@st.composite
+def quants_calls(draw):
+    """Quants of every value, with scales of any size and sign, in some strides."""
+    packed_format, group_size = draw(st.sampled_from(QUANTS))
+    rows, cols = draw(counts), draw(counts)
+    groups = -(-cols // group_size) if group_size else 1
+    four_bits = packed_format in (Format.INT4, Format.INT4_ZERO)
+    generator = torch.Generator().manual_seed(draw(seeds))
+    shape, most = (rows, cols), 16 if four_bits else 256
+    quants = torch.randint(most, shape, generator=generator, dtype=torch.uint8)
+    scales = randn(draw(seeds), rows, groups) * draw(st.sampled_from([1.0, 1e-3, 1e-7, 1e3]))
+    call = {
+        "quants": several_strides(draw, quants, (0, 1)),
+        "scales": scales if packed_format == Format.INT8 else scales.half(),
+        "format": int(packed_format),
+        "group_size": group_size,
+    }
+    if packed_format == Format.INT4_ZERO:
+        zeros = torch.randint(128, (rows, groups), generator=generator, dtype=torch.uint8)
+        call["zeros"] = zeros
+    return call
+
+
+def test_valid_quants():
+    @many
+    @given(devices, quants_calls())
+    def check(device, call):
+        options = {name: call[name] for name in ("format", "group_size")}
+        shape = dict(zip(("rows", "cols"), call["quants"].shape))
+        with device.active():
+            packed = device.call("pack_quants", **device.arguments(call))
+            assert_same(packed, twin("pack_quants", call))
+            held = {"packed": packed, **options, **shape}
+            assert_same(device.call("unpack_weight", **held), twin("unpack_weight", held))
+
+    check()
+
+
 def check_spoiled(device, op, what, call):
     def compare(result):
         assert_same(result, twin(op, call))
@@ -159,5 +204,15 @@ def test_spoiled_gguf():
     def check(device, call, data):
         what, call = spoiled(data.draw, call)
         check_spoiled(device, "pack_gguf", what, call)
+
+    check()
+
+
+def test_spoiled_quants():
+    @some
+    @given(kernels, quants_calls(), st.data())
+    def check(device, call, data):
+        what, call = spoiled(data.draw, call)
+        check_spoiled(device, "pack_quants", what, call)
 
     check()
