@@ -158,7 +158,11 @@ def test_valid_steps():
             check_result(call, out, arguments)
             if "lm_head" in call:
                 first = device.call(OP, **device.arguments(call), argmax=True)
-                assert torch.equal(first, out.argmax(-1))
+                if "logits_softcap" in call:  # which makes large ones alike
+                    chosen = out.gather(-1, first.unsqueeze(-1)).squeeze(-1)
+                    torch.testing.assert_close(chosen, out.amax(-1), rtol=1e-5, atol=0)
+                else:
+                    assert torch.equal(first, out.argmax(-1))
 
     check()
 
