@@ -336,7 +336,7 @@ WRONG = {
         "down",
         each(lambda t: t.repeat_interleave(2)[::2], "down"),
     ),
-    "unknown_gate_up_format": (ValueError, "gate_up_format", changed(gate_up_format=9)),
+    "unknown_gate_up_format": (ValueError, "gate_up_format", changed(gate_up_format=10)),
     "unknown_down_format": (ValueError, "down_format", changed(down_format=-1)),
     "formats_that_differ": (TypeError, "down", changed(down_format=2)),
     "formats_of_another_dtype": (TypeError, "x", changed(gate_up_format=2, down_format=2)),

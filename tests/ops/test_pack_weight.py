@@ -198,7 +198,7 @@ def wrong_weight(argument):
             "float32": (TypeError, argument, each(torch.Tensor.float, argument)),
             "float64": (TypeError, argument, each(torch.Tensor.double, argument)),
             "stride_of_the_columns": (ValueError, argument, each(every_other, argument)),
-            "format_9": (ValueError, "format", changed(format=9)),
+            "format_10": (ValueError, "format", changed(format=10)),
             "format_-1": (ValueError, "format", changed(format=-1)),
             "format_of_another_dtype": (TypeError, "gate|weight", changed(format=2)),
         }
@@ -216,7 +216,7 @@ def wrong_packed(changed, each):
         "one_byte_short": (ValueError, "packed", each(lambda t: t[:-1], "packed")),
         "empty": (ValueError, "packed", each(lambda t: t[:0], "packed")),
         "every_other_byte": (ValueError, "packed", changed(packed=shifted[: 2 * wanted : 2])),
-        "format_9": (ValueError, "format", changed(format=9)),
+        "format_10": (ValueError, "format", changed(format=10)),
         "format_of_4_bytes": (ValueError, "packed", changed(format=0)),
         "more_rows": (ValueError, "packed", changed(rows=33)),
         "more_columns": (ValueError, "packed", changed(cols=7)),

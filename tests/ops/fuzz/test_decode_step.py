@@ -126,7 +126,11 @@ def check_result(call, out, caches):
     expected = copy.deepcopy(call)
     exact = reference.decode_step(**expected).double()
     assert out.dtype == torch.float32 and out.is_contiguous() and out.shape == exact.shape
-    if call["k_caches"][0].dtype == torch.int8:
+    levels = 2  # of int8
+    if int(Format.BF16) in call["formats"]:
+        # Activations rounded to bf16, 2^-9 of each: a norm of sums that cancel makes more of it.
+        bound, levels = 0.2, 24
+    elif call["k_caches"][0].dtype == torch.int8:
         bound = 5e-2
     else:
         bound = {torch.float32: 5e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}[
@@ -138,7 +142,7 @@ def check_result(call, out, caches):
     for name in CACHES:
         for ours, theirs in zip(caches.get(name) or [], expected.get(name) or []):
             if ours.dtype == torch.int8:
-                assert (ours.int() - theirs.int()).abs().max() <= 2
+                assert (ours.int() - theirs.int()).abs().max() <= levels
             else:
                 atol = bound * max(float(theirs.abs().max()), 1.0)
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=atol)
