@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from unittest import mock
 
 import torch
 from hypothesis import given
@@ -29,6 +30,7 @@ CACHES = ("k_caches", "v_caches", "k_scales", "v_scales")
 # What the bound form takes with each token.
 TOKEN = ("input", "seq_lens", "cos", "sin", "kv_start", "argmax")
 Format = ops.PackedFormat
+LINEAR = torch.nn.functional.linear
 
 
 def norms_of(draw, decoder, sizes, some):
@@ -121,16 +123,31 @@ def decoder_calls(draw):
     return call
 
 
+def linear_of_bf16(rows, weight, bias=None):
+    """A product whose activations are rounded to bf16, where the weight is one of bf16."""
+    if torch.equal(weight.bfloat16().to(weight.dtype), weight):
+        rows = rows.bfloat16().to(rows.dtype)
+    return LINEAR(rows, weight, bias)
+
+
 def check_result(call, out, caches):
+    """As the twin says, with bf16 weights as it says with activations as they are, or rounded."""
+    try:
+        check_against_twin(call, out, caches)
+    except AssertionError:
+        if int(Format.BF16) not in (*call["formats"], call.get("lm_head_format")):
+            raise
+        # The dot product of bf16, which some CPUs take for such weights.
+        with mock.patch.object(torch.nn.functional, "linear", linear_of_bf16):
+            check_against_twin(call, out, caches)
+
+
+def check_against_twin(call, out, caches):
     """Within float32's roundings of what goes through two layers, or those of a 16-bit cache."""
     expected = copy.deepcopy(call)
     exact = reference.decode_step(**expected).double()
     assert out.dtype == torch.float32 and out.is_contiguous() and out.shape == exact.shape
-    levels = 2  # of int8
-    if int(Format.BF16) in call["formats"]:
-        # Activations rounded to bf16, 2^-9 of each: a norm of sums that cancel makes more of it.
-        bound, levels = 0.2, 24
-    elif call["k_caches"][0].dtype == torch.int8:
+    if call["k_caches"][0].dtype == torch.int8:
         bound = 5e-2
     else:
         bound = {torch.float32: 5e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}[
@@ -142,7 +159,7 @@ def check_result(call, out, caches):
     for name in CACHES:
         for ours, theirs in zip(caches.get(name) or [], expected.get(name) or []):
             if ours.dtype == torch.int8:
-                assert (ours.int() - theirs.int()).abs().max() <= levels
+                assert (ours.int() - theirs.int()).abs().max() <= 2
             else:
                 atol = bound * max(float(theirs.abs().max()), 1.0)
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=atol)
