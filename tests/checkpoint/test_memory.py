@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-import pytest
 import torch
 
 from tests.support.checkpoints import copy_of, edit_config, edit_tensors, fixture
-from tests.support.command import process_environment
+from tests.support.memory import measured
 
 MEASURE = """
-import sys
 import torch, fasttps
-from pathlib import Path
 fasttps.load_checkpoint(sys.argv[1])  # what is imported and made once
 
-def memory(name):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
-
-Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-before = memory("VmRSS")
+begin()
 loaded = fasttps.load_checkpoint(sys.argv[2])
 held = {t.data_ptr(): t.nbytes for t in (*loaded.model.buffers(), *loaded.model.parameters())}
-print(memory("VmHWM") - before, memory("VmRSS") - before, sum(held.values()))
+counted = sum(held.values())
 """
 
 
@@ -64,16 +53,7 @@ def test_loading_takes_the_packed_weights_and_those_of_an_mlp(tmp_path):
                 }[part]
 
     edit_tensors(folder, enlarge)
-    try:
-        ran = subprocess.run(
-            [sys.executable, "-c", MEASURE, fixture("awq"), folder],
-            env=process_environment(), capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    except subprocess.CalledProcessError as error:
-        if "clear_refs" in error.stderr:
-            pytest.skip("this system does not let a process begin its peak anew")
-        raise
-    peak, after, held = map(int, ran.stdout.split())
+    peak, after, held = measured(MEASURE, fixture("awq"), folder)
     assert held > 60 << 20
     # Quants of gate, up and down are a byte each, and are unpacked from words.
     assert peak < held + 6 * hidden * inner + (32 << 20)

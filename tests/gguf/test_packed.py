@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,9 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 import fasttps
 from fasttps import ops
 from tests.support import gguf_files
-from tests.support.command import process_environment
 from tests.support.gguf_files import Kind, write_llama
 from tests.support.llama import cache_name
+from tests.support.memory import measured
 from tests.support.smollm2 import smollm2_tokenizer
 
 PACKED = {
@@ -149,20 +147,13 @@ def test_the_caches_it_asks_for(tmp_path: Path) -> None:
 
 
 MEASURE = """
-import sys
 import torch, fasttps
-from pathlib import Path
 fasttps.load_gguf(sys.argv[1])  # what is imported and made once
 
-def memory(name):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
-
-Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-before = memory("VmRSS")
+begin()
 loaded = fasttps.load_gguf(sys.argv[2])
 packed = {b.data_ptr(): b.nbytes for b in loaded.model.buffers()}
-print(memory("VmHWM") - before, memory("VmRSS") - before, sum(packed.values()))
+counted = sum(packed.values())
 """
 
 
@@ -171,16 +162,7 @@ def test_loading_takes_the_packed_weights_and_one_more(tmp_path: Path) -> None:
     write_llama(small, lambda name: Kind.Q8_0)
     made = gguf_files.config(hidden_size=1024, intermediate_size=4096, num_hidden_layers=3)
     write_llama(large, lambda name: Kind.Q8_0, made)
-    try:
-        ran = subprocess.run(
-            [sys.executable, "-c", MEASURE, small, large],
-            env=process_environment(), capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    except subprocess.CalledProcessError as error:
-        if "clear_refs" in error.stderr:
-            pytest.skip("this system does not let a process begin its peak anew")
-        raise
-    peak, after, packed = map(int, ran.stdout.split())
+    peak, after, packed = measured(MEASURE, small, large)
     assert packed > 40 << 20
     # Gate and up of one layer exist as blocks, apart, and as one.
     assert peak < packed + 4 * made.hidden_size * made.intermediate_size * 2 + (8 << 20)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,8 @@ import fasttps
 from fasttps import ops
 from fasttps.gguf import tensors
 from fasttps.gguf.header import read_header
-from tests.support.command import process_environment
 from tests.support.llama import cache_name
+from tests.support.memory import measured
 from tests.support.smollm2 import (
     CONTINUATIONS,
     QUESTIONS,
@@ -150,13 +148,7 @@ def test_every_byte_is_read_once(path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 MEASURE = """
-import sys
 import torch, fasttps
-from pathlib import Path
-
-def memory(name):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 def run(path, prompt):
     loaded = fasttps.load_gguf(path)
@@ -166,25 +158,15 @@ def run(path, prompt):
     return loaded, cache, made
 
 run(sys.argv[1], [3, 4, 5])  # code, which is read from disk as it is first run
-Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-before = memory("VmRSS")
+begin()
 loaded, cache, made = run(sys.argv[2], [504, 2988, 282, 4649, 314])
 kv = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-print(memory("VmHWM") - before, memory("VmRSS") - before, kv)
+counted = kv
 """
 
 
 def test_it_takes_little_more_memory_than_its_file(path: Path) -> None:
-    try:
-        ran = subprocess.run(
-            [sys.executable, "-c", MEASURE, SMALL, path],
-            env=process_environment(), capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    except subprocess.CalledProcessError as error:
-        if "clear_refs" in error.stderr:
-            pytest.skip("this system does not let a process begin its peak anew")
-        raise
-    peak, after, kv = map(int, ran.stdout.split())
+    peak, after, kv = measured(MEASURE, SMALL, path)
     needed = path.stat().st_size + kv
     assert after <= 1.3 * needed
     assert peak <= 1.5 * needed

@@ -8,6 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from fasttps.models.transformers_adapter import CACHE_NAMES
+
 
 @runtime_checkable
 class Stepper(Protocol):
@@ -47,8 +49,8 @@ class ModelStepper:
         self._max_seq_len = max_seq_len
         self._takes_positions = "position_ids" in accepted
         self._always = {
-            # The argument's name changed in transformers 5.24.
-            "cache" if "cache" in accepted else "past_key_values": cache,
+            # Of a forward that takes any names, the one that all releases take.
+            next((name for name in CACHE_NAMES if name in accepted), CACHE_NAMES[-1]): cache,
             "use_cache": True,
         }
         if "logits_to_keep" in accepted:
