@@ -57,18 +57,7 @@ def pack_model(
     What is not fused has its weights dequantised. None: nothing could be.
     """
     _take_places(model, dtype)
-    request = check_request(
-        attention=True,
-        mlp=True,
-        lm_head=True,
-        decode_step=True,
-        weights=None,
-        group_size=None,
-        kv=kv,
-        int8_activation=None,
-        keep_original=False,
-    )
-    steps = plan(model, request)
+    steps = plan(model, check_request(kv=kv))
     steps = [*_plain_linears(model, tensors, steps), *steps]
     fused = [step for step in steps if step.reason is None]
     others = other_attentions(model)

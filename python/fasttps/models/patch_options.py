@@ -62,17 +62,17 @@ class Options:
 
 def check_request(
     *,
-    attention: Any,
-    mlp: Any,
-    lm_head: Any,
-    decode_step: Any,
-    weights: Any,
-    group_size: Any,
-    kv: Any,
-    int8_activation: Any,
-    keep_original: Any,
+    attention: Any = True,
+    mlp: Any = True,
+    lm_head: Any = True,
+    decode_step: Any = True,
+    weights: Any = None,
+    group_size: Any = None,
+    kv: Any = None,
+    int8_activation: Any = None,
+    keep_original: Any = False,
 ) -> Request:
-    """The arguments of `patch` as a Request.
+    """The arguments of `patch`, with its defaults, as a Request.
 
     Raises:
         TypeError, ValueError: one of them is wrong, or has nothing to say with the others.
