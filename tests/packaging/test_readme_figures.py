@@ -54,3 +54,32 @@ def test_how_fast(bits, context):
         f"{latest['ik_llama.cpp']['fasttps_over_peer']:.2f} x",
         f"{latest['openvino']['fasttps_over_peer']:.2f} x",
     ]
+
+
+def sentence(begin: str) -> str:
+    """README's words from there to the end of the paragraph, on one line."""
+    text = " ".join((ROOT / "README.md").read_text().split())
+    return text[text.index(begin) :].partition(" ###")[0]
+
+
+def test_families():
+    text = sentence("A few layers of real models of these families")
+    for weights, words in (
+        ("bf16", "{} to {} times as many tokens/s in bf16"),
+        ("int4", "{} to {} times with int4"),
+    ):
+        ratios = [
+            r["decode_over_transformers"]
+            for r in kept("families")
+            if (r["attention"], r["weights"]) == ("fasttps", weights)
+        ]
+        assert len(ratios) == 13
+        assert words.format(f"{min(ratios):.1f}", f"{max(ratios):.1f}") in text
+
+
+def test_loading_of_gguf_files():
+    runs = [r for r in kept("load_gguf") if r["model"] == "random"]
+    assert {r["blocks"] for r in runs} == {"Q4_0", "Q8_0", "Q4_K", "Q6_K"}
+    rates = [r["of_dd"] for r in runs]
+    wanted = f"loads at {min(rates):.2f} to {max(rates):.2f} of the rate at which `dd` reads it"
+    assert wanted in sentence("SmolLM2's file is ready")
