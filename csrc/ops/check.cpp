@@ -139,4 +139,9 @@ void check_no_overlap(const char* op, const char* arg, const at::Tensor& t, cons
                     ", which is written; got overlapping views");
 }
 
+void check_count(const char* op, const char* arg, size_t got, int64_t wanted, const char* meaning) {
+  TORCH_CHECK_VALUE(static_cast<int64_t>(got) == wanted, op, ": ", arg, " must have ", wanted,
+                    " elements (", meaning, "), got ", got);
+}
+
 }  // namespace fasttps

@@ -70,4 +70,19 @@ inline bool is_positive_float(double x) { return x > 0 && std::isnormal(static_c
 void check_no_overlap(const char* op, const char* arg, const at::Tensor& t, const char* other_arg,
                       const at::Tensor& other);
 
+// A list of `wanted` elements, which `meaning` explains.
+void check_count(const char* op, const char* arg, size_t got, int64_t wanted, const char* meaning);
+
+// check(name), the name made only once a check has failed: a token has hundreds of elements, and
+// their names would cost more than their checks.
+template <class Name, class Check>
+void check_named(const Name& name, const Check& check) {
+  try {
+    check("");
+  } catch (const c10::Error&) {
+    check(name().c_str());
+    throw;
+  }
+}
+
 }  // namespace fasttps

@@ -34,8 +34,7 @@ using OptionalTensors = c10::List<std::optional<at::Tensor>>;
 //   cos, sin    [1 or batch, new_tokens, rotary_dim], or several of them, [tables, ...]
 //   ropes       the table of each layer, -1: it does not rotate; or an empty list: the first
 //   orders, columns  int64 [cols] lists of columns, and for each of weights but down the list in
-//   whose
-//               order its columns lie, -1: in their own; or an empty list
+//               whose order its columns lie, -1: in their own; or an empty list
 //   seq_lens, kv_start, scale, softcap, interleaved   as in attention.h
 //   biases      per layer of q, k, v, o, gate, up, down: [rows] float or None; or an empty list
 //   embedding   packed [vocab_size, hidden_size]
@@ -120,6 +119,10 @@ struct DecodeStepShape {
 inline constexpr int64_t kMaxStepRows = 64;
 
 DecodeStepShape check_decode_step(const DecodeStepArgs& args);
+
+// Its part that looks at what the model has learnt, with the shape that the other arguments state;
+// fills in the formats.
+void check_decode_step_parameters(const DecodeStepArgs& args, DecodeStepShape& shape);
 
 // Only what changes from token to token: of an input of the shape and type, and weights and caches,
 // that check_decode_step has seen.

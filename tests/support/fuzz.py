@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -175,6 +175,31 @@ def assert_refused_or_right(
         compare(result)
 
 
+def check_spoiled_calls(
+    calls: st.SearchStrategy[tuple[str, Call]],
+    same: Callable[[Any, Any], None],
+    kept: Collection[str] = (),
+) -> None:
+    """Some calls (op, keyword arguments) with one argument spoiled: refused, or what the twin says.
+
+    same: asserts that a result is the twin's.  kept: arguments that are left alone.
+    """
+
+    @some
+    @given(kernels, calls, st.data())
+    def check(device, call, data):
+        op, arguments = call
+        what, arguments = spoiled(data.draw, arguments, kept)
+
+        def compare(result):
+            same(result, twin(op, arguments))
+
+        with device.active():
+            assert_refused_or_right(op, what, device.arguments(arguments), [], compare)
+
+    check()
+
+
 def _is_the_parsers(kind: type, message: str) -> bool:
     if kind is NotImplementedError:
         return "no tensor arguments" in message or "Could not run" in message
@@ -191,8 +216,13 @@ def twin(op: str, arguments: Call) -> Any:
     return getattr(reference, op)(**arguments)
 
 
-def assert_close_to_twin(out: Tensor, expected: Tensor) -> None:
+def assert_close_to_twin(out: Any, expected: Any) -> None:
     """Of a call with a spoiled argument: the same meaning, not the last bit."""
+    if isinstance(expected, tuple):
+        assert len(out) == len(expected)
+        for ours, theirs in zip(out, expected):
+            assert_close_to_twin(ours, theirs)
+        return
     assert out.shape == expected.shape and out.dtype == expected.dtype
     if not out.numel():
         return

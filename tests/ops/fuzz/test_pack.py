@@ -9,14 +9,11 @@ from hypothesis import strategies as st
 from tests.support.attention import randn
 from tests.support.errors import bits
 from tests.support.fuzz import (
-    assert_refused_or_right,
+    check_spoiled_calls,
     devices,
-    kernels,
     many,
     seeds,
     several_strides,
-    some,
-    spoiled,
     twin,
 )
 from tests.support.quantized import GGUF_BLOCKS, GGUF_NAMES, ROUNDED, Format, gguf_blocks
@@ -166,53 +163,25 @@ def test_valid_quants():
     check()
 
 
-def check_spoiled(device, op, what, call):
-    def compare(result):
-        assert_same(result, twin(op, call))
-
-    with device.active():
-        assert_refused_or_right(op, what, device.arguments(call), [], compare)
-
-
 def test_spoiled_packing():
-    @some
-    @given(kernels, pack_calls(), st.data())
-    def check(device, call, data):
-        op, arguments, _ = call
-        what, arguments = spoiled(data.draw, arguments)
-        check_spoiled(device, op, what, arguments)
+    check_spoiled_calls(pack_calls().map(lambda call: call[:2]), assert_same)
 
-    check()
+
+@st.composite
+def unpack_calls(draw):
+    op, arguments, (rows, cols) = draw(pack_calls())
+    options = {name: arguments[name] for name in ("format", "group_size")}
+    held = {"packed": twin(op, arguments), "rows": rows, "cols": cols, **options}
+    return op.replace("pack", "unpack"), held
 
 
 def test_spoiled_unpacking():
-    @some
-    @given(kernels, pack_calls(), st.data())
-    def check(device, call, data):
-        op, arguments, (rows, cols) = call
-        options = {name: arguments[name] for name in ("format", "group_size")}
-        held = {"packed": twin(op, arguments), "rows": rows, "cols": cols, **options}
-        what, held = spoiled(data.draw, held)
-        check_spoiled(device, op.replace("pack", "unpack"), what, held)
-
-    check()
+    check_spoiled_calls(unpack_calls(), assert_same)
 
 
 def test_spoiled_gguf():
-    @some
-    @given(kernels, gguf_calls(), st.data())
-    def check(device, call, data):
-        what, call = spoiled(data.draw, call)
-        check_spoiled(device, "pack_gguf", what, call)
-
-    check()
+    check_spoiled_calls(gguf_calls().map(lambda call: ("pack_gguf", call)), assert_same)
 
 
 def test_spoiled_quants():
-    @some
-    @given(kernels, quants_calls(), st.data())
-    def check(device, call, data):
-        what, call = spoiled(data.draw, call)
-        check_spoiled(device, "pack_quants", what, call)
-
-    check()
+    check_spoiled_calls(quants_calls().map(lambda call: ("pack_quants", call)), assert_same)

@@ -14,7 +14,7 @@ from tests.ops.test_packed_linear import check_quantized as check_quantized_line
 from tests.support.attention import randn
 from tests.support.fuzz import (
     assert_close_to_twin,
-    assert_refused_or_right,
+    check_spoiled_calls,
     devices,
     dtypes,
     kernels,
@@ -22,8 +22,6 @@ from tests.support.fuzz import (
     seeds,
     several_strides,
     some,
-    spoiled,
-    twin,
 )
 from tests.support.quantized import QUANTIZED, packed_weight
 
@@ -145,16 +143,6 @@ def test_valid_embedding():
     check()
 
 
-def check_spoiled(device, op, what, call):
-    """Refused, or what the twin says."""
-
-    def compare(result):
-        assert_close_to_twin(result, twin(op, call))
-
-    with device.active():
-        assert_refused_or_right(op, what, device.arguments(call), [], compare)
-
-
 @st.composite
 def mlp_calls(draw):
     dtype, hidden_size, intermediate_size = draw(dtypes), draw(sizes), draw(sizes)
@@ -166,13 +154,9 @@ def mlp_calls(draw):
 
 
 def test_spoiled_mlp():
-    @some
-    @given(kernels, mlp_calls(), st.data())
-    def check(device, call, data):
-        what, call = spoiled(data.draw, call)
-        check_spoiled(device, "gate_up_silu_mlp", what, call)
-
-    check()
+    check_spoiled_calls(
+        mlp_calls().map(lambda call: ("gate_up_silu_mlp", call)), assert_close_to_twin
+    )
 
 
 @st.composite
@@ -190,23 +174,14 @@ def linear_calls(draw):
 
 
 def test_spoiled_linear():
-    @some
-    @given(kernels, linear_calls(), st.data())
-    def check(device, call, data):
-        what, call = spoiled(data.draw, call)
-        check_spoiled(device, "packed_linear", what, call)
-
-    check()
+    check_spoiled_calls(
+        linear_calls().map(lambda call: ("packed_linear", call)), assert_close_to_twin
+    )
 
 
 def test_spoiled_embedding():
-    @some
-    @given(kernels, embedding_calls(), st.data())
-    def check(device, call, data):
-        what, arguments = spoiled(data.draw, call[0], kept=("dtype",))
-        check_spoiled(device, "packed_embedding", what, arguments)
-
-    check()
+    calls = embedding_calls().map(lambda call: ("packed_embedding", call[0]))
+    check_spoiled_calls(calls, assert_close_to_twin, kept=("dtype",))
 
 
 def test_no_tokens():
