@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -15,6 +16,8 @@ from fasttps.gguf.tensors import Tensors, open_file
 
 PIECE_BYTES = 1 << 20
 PANEL_ROWS = 16
+# Pieces under way at once: enough that the reader seldom waits for the packing of one.
+AHEAD = 8
 
 
 class Piece(NamedTuple):
@@ -35,9 +38,10 @@ def pieces(tensors: Tensors, parameter: str, begin: int, end: int) -> Iterator[P
 
 
 class Feed:
-    """The bytes of pieces in the order in which they will be asked for, one read ahead.
+    """The bytes of pieces in the order in which they will be asked for, some read ahead.
 
-    What `take` gives holds until the second call after it.
+    What `take` gives holds until the next call. Inside `with`, torch has a thread less than before:
+    a team one of whose threads waits for the core that the reader has is slower than a smaller one.
     """
 
     def __init__(self, tensors: Tensors, order: Iterable[Piece]) -> None:
@@ -45,34 +49,38 @@ class Feed:
         size = max((self._bytes(tensors, piece) for piece in order), default=0)
         self._tensors = tensors
         self._order = iter(order)
-        self._buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(2)]
         # One file for all, since the system reads ahead in an open file.
         self._file = open_file(tensors.path)
         self._pool = ThreadPoolExecutor(1)
-        self._next: tuple[Piece, Future[Tensor]] | None = None
-        self._read_on()
+        # Of the pieces that were asked to be read, the next to be taken first.
+        self._read: deque[tuple[Piece, Tensor, Future[Tensor]]] = deque()
+        self._taken: Tensor | None = None
+        for _ in range(AHEAD):
+            self._read_on(torch.empty(size, dtype=torch.uint8))
 
     def take(self, piece: Piece) -> Tensor:
         """The bytes [rows, bytes of a row] of the next piece, or of another one."""
-        if self._next is None or self._next[0] != piece:
+        if not self._read or self._read[0][0] != piece:
             return self._tensors.rows(*piece)
-        found = self._next[1].result()
-        self._read_on()
-        return found
+        if self._taken is not None:
+            self._read_on(self._taken)
+        _, self._taken, found = self._read.popleft()
+        return found.result()
 
-    def _read_on(self) -> None:
+    def _read_on(self, buffer: Tensor) -> None:
         piece = next(self._order, None)
-        self._next = None
         if piece is not None:
-            self._buffers.reverse()
-            into = self._buffers[0][: self._bytes(self._tensors, piece)]
-            self._next = piece, self._pool.submit(self._tensors.rows, *piece, into, self._file)
+            into = buffer[: self._bytes(self._tensors, piece)]
+            found = self._pool.submit(self._tensors.rows, *piece, into, self._file)
+            self._read.append((piece, buffer, found))
 
     @staticmethod
     def _bytes(tensors: Tensors, piece: Piece) -> int:
         return (piece.end - piece.begin) * tensors.places[piece.parameter].row_bytes
 
     def __enter__(self) -> Feed:
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(max(1, self._threads - 1))
         return self
 
     def __exit__(
@@ -81,5 +89,6 @@ class Feed:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        torch.set_num_threads(self._threads)
         self._pool.shutdown(cancel_futures=True)
         self._file.close()
