@@ -119,13 +119,22 @@ void pack_gguf_panel(const void* blocks, int64_t rows, int64_t cols, int64_t pan
   using Weight = typename Block::Weight;
   const int64_t blocks_of_row = cols / Block::kCols;
   const int64_t group_bytes = Weight::group_bytes(Block::kCols);
+  // A row writes to every cache line of a group: few enough groups at a time to stay in a near
+  // cache.
+  constexpr int64_t kTileBytes = 32 << 10;
+  const int64_t most = kTileBytes < group_bytes ? 1 : kTileBytes / group_bytes;
   auto* groups = static_cast<uint8_t*>(packed_panel);
-  __builtin_memset(groups, 0, static_cast<uint64_t>(blocks_of_row * group_bytes));
-  for (int64_t r = 0; r < kPanelRows && panel * kPanelRows + r < rows; ++r) {
-    const auto* block = static_cast<const uint8_t*>(blocks) +
-                        (panel * kPanelRows + r) * blocks_of_row * Block::kBytes;
-    for (int64_t i = 0; i < blocks_of_row; ++i) {
-      Block::repack(block + i * Block::kBytes, r, groups + i * group_bytes);
+  const int64_t begin = panel * kPanelRows;
+  const int64_t count = rows - begin < kPanelRows ? rows - begin : kPanelRows;
+  const auto* first = static_cast<const uint8_t*>(blocks) + begin * blocks_of_row * Block::kBytes;
+  for (int64_t at = 0; at < blocks_of_row; at += most) {
+    const int64_t end = blocks_of_row - at < most ? blocks_of_row : at + most;
+    __builtin_memset(groups + at * group_bytes, 0, static_cast<uint64_t>((end - at) * group_bytes));
+    for (int64_t r = 0; r < count; ++r) {
+      const uint8_t* row = first + r * blocks_of_row * Block::kBytes;
+      for (int64_t i = at; i < end; ++i) {
+        Block::repack(row + i * Block::kBytes, r, groups + i * group_bytes);
+      }
     }
   }
 }
