@@ -179,7 +179,7 @@ at::Tensor call_decode_step(const char* overload, const at::Tensor& input,
     k_caches.push_back(layer.k_cache);
     v_caches.push_back(layer.v_cache);
   }
-  if (o.final_norm) norms.push_back(*o.final_norm);
+  if (o.final_norm) norms.push_back(o.final_norm);
   const auto packed = [](const std::optional<PackedWeight>& w) {
     return w ? OptionalTensor(w->packed) : std::nullopt;
   };

@@ -101,10 +101,10 @@ void AttentionWorker::merge(const DecoderLayer& layer, float* out) {
   }
 }
 
-// `room` is moved past what is used of it.
+// `room` is moved past what is used of it; there is none where no layer has such norms.
 AttentionWorker::Heads AttentionWorker::normalize(const HeadNorm& norm, const float* rows,
                                                   int64_t heads, float*& room) const {
-  if (norm.weight.weight == nullptr) return {rows, heads, nullptr};
+  if (norm.weight.weight == nullptr || room == nullptr) return {rows, heads, nullptr};
   const int64_t count = norm.over_all ? heads * step_.head_dim : step_.head_dim;
   float* weight = room;
   room += heads * step_.head_dim;
