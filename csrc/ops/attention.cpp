@@ -101,7 +101,7 @@ AttentionShape check_attention(const AttentionArgs& args) {
   TORCH_CHECK_VALUE(args.k_cache.size(0) == batch && args.k_cache.size(3) == head_dim, op,
                     ": k_cache must have batch ", batch, " and head_dim ", head_dim,
                     " like query, got ", args.k_cache.sizes());
-  TORCH_CHECK_VALUE(num_kv_heads > 0 && num_heads % num_kv_heads == 0, op,
+  TORCH_CHECK_VALUE(num_kv_heads > 0 && num_heads > 0 && num_heads % num_kv_heads == 0, op,
                     ": query must have a multiple of num_kv_heads = ", num_kv_heads, " heads, got ",
                     num_heads);
   TORCH_CHECK_VALUE(head_dim > 0, op, ": query must have a head_dim of at least 1, got ", head_dim);

@@ -39,6 +39,7 @@ WRONG = {
     "float64_query": (TypeError, "query", each(torch.Tensor.double, "query")),
     "integer_query": (TypeError, "query", each(torch.Tensor.int, "query")),
     "query_heads_no_multiple": (ValueError, "query", each(lambda t: t[:, :, :3], "query")),
+    "no_query_heads": (ValueError, "query", each(lambda t: t[:, :, :0], "query")),
     "stride_of_query": (ValueError, "query", each(every_other, "query")),
     # key and value
     "rank_of_key": (ValueError, "key", each(lambda t: t[0], "key")),
