@@ -13,12 +13,22 @@ namespace fasttps::npu {
 // Values are shared and never change.
 class Expression {
  public:
-  enum class Op { kConstant, kScalar, kIndex, kAdd, kSubtract, kMultiply, kFloorDivide, kModulo,
-                  kMin, kMax };
+  enum class Op {
+    kConstant,
+    kScalar,
+    kIndex,
+    kAdd,
+    kSubtract,
+    kMultiply,
+    kFloorDivide,
+    kModulo,
+    kMin,
+    kMax
+  };
 
-  Expression(int64_t value = 0);             // NOLINT(google-explicit-constructor)
-  static Expression scalar(int which);       // which of the program's scalars
-  static Expression index(int loop);         // of the loop that was given this number
+  Expression(int64_t value = 0);        // NOLINT(google-explicit-constructor)
+  static Expression scalar(int which);  // which of the program's scalars
+  static Expression index(int loop);    // of the loop that was given this number
 
   // Where it depends on neither scalars nor indices.
   bool is_constant() const;

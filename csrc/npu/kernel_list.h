@@ -19,9 +19,9 @@ union KernelValue {
 struct Work {
   int64_t bf16_macs = 0;
   int64_t int8_macs = 0;
-  int64_t elementwise = 0;    // bf16 or f32 lanes of add, multiply, max, compare, convert
-  int64_t exponentials = 0;   // lanes
-  int64_t moved_bytes = 0;    // copied in L1
+  int64_t elementwise = 0;   // bf16 or f32 lanes of add, multiply, max, compare, convert
+  int64_t exponentials = 0;  // lanes
+  int64_t moved_bytes = 0;   // copied in L1
 };
 
 // How a generation of cores computes, where results differ by it.
@@ -50,8 +50,8 @@ struct Kernel {
 const Kernel& kernel(const std::string& name);
 std::vector<std::string> kernel_names();
 
-// Cycles of a call on a core: as measured (Machine::kernel_cycles), else call_cycles and the largest
-// of what its units need, since a VLIW core issues to all of them at once.
+// Cycles of a call on a core: as measured (Machine::kernel_cycles), else call_cycles and the
+// largest of what its units need, since a VLIW core issues to all of them at once.
 int64_t kernel_cycles(const Machine& machine, const Kernel& kernel,
                       std::span<const KernelValue> arguments);
 

@@ -54,8 +54,8 @@ struct End {
 
 // Elements of one size from a tile to one other, or to several at once (broadcast: an element is
 // sent when every consumer has room for it). Between neighbours that share memory, and where no
-// end has a walk, no DMA is needed: `shared` says that none is used and that the elements lie in the
-// producer's memory.
+// end has a walk, no DMA is needed: `shared` says that none is used and that the elements lie in
+// the producer's memory.
 struct Fifo {
   std::string name;
   int64_t element_bytes = 0;
