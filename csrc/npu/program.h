@@ -34,7 +34,7 @@ enum class Access { kIn, kOut, kInOut };
 
 // A buffer in L3 that a call is given.
 struct Argument {
-  std::string name;
+  std::string name = {};
   int64_t bytes = 0;
   Access access = Access::kIn;
 };
@@ -47,9 +47,9 @@ struct Argument {
 //   walk   order in which the DMA of this end goes through an element, in units of unit_bytes; a
 //          constant one. The stream in between is in order.
 struct End {
-  Tile tile;
+  Tile tile = {};
   int depth = 2;
-  Walk walk;
+  Walk walk = {};
 };
 
 // Elements of one size from a tile to one other, or to several at once (broadcast: an element is
@@ -57,11 +57,11 @@ struct End {
 // end has a walk, no DMA is needed: `shared` says that none is used and that the elements lie in
 // the producer's memory.
 struct Fifo {
-  std::string name;
+  std::string name = {};
   int64_t element_bytes = 0;
   int64_t unit_bytes = 4;  // of walks
-  End producer;
-  std::vector<End> consumers;
+  End producer = {};
+  std::vector<End> consumers = {};
   bool shared = false;
 };
 
@@ -71,10 +71,10 @@ struct Fifo {
 //   many to one    join: input i fills the bytes of an element from offsets_bytes[i] on
 // `repeat`: how often each element is sent on before it is freed.
 struct Link {
-  Tile tile;
-  std::vector<int> inputs;   // of fifos
-  std::vector<int> outputs;  // of fifos
-  std::vector<int64_t> offsets_bytes;
+  Tile tile = {};
+  std::vector<int> inputs = {};   // of fifos
+  std::vector<int> outputs = {};  // of fifos
+  std::vector<int64_t> offsets_bytes = {};
   Expression repeat = 1;
 };
 
@@ -82,7 +82,7 @@ struct Link {
 
 // Memory of a core that stays: an accumulator, the statistics of a softmax.
 struct Scratch {
-  std::string name;
+  std::string name = {};
   int64_t bytes = 0;
 };
 
@@ -91,11 +91,11 @@ enum class Port { kProduce, kConsume };
 // What a kernel is given: the memory of elements that are held, scratch, or a number.
 struct Held {
   int acquired = 0;  // of those that the body's statements have acquired; see Acquire
-  int64_t offset_bytes = 0;
+  Expression offset_bytes = 0;
 };
 struct OfScratch {
   int scratch = 0;
-  int64_t offset_bytes = 0;
+  Expression offset_bytes = 0;
 };
 using KernelArgument = std::variant<Held, OfScratch, Expression>;
 
@@ -118,18 +118,18 @@ struct Release {
 };
 // A tile kernel of kernel_list.h.
 struct Call {
-  std::string kernel;
-  std::vector<KernelArgument> arguments;
+  std::string kernel = {};
+  std::vector<KernelArgument> arguments = {};
 };
 struct Loop {
   int index = 0;  // what expressions of the body call it
-  Expression count;
-  Body body;
+  Expression count = {};
+  Body body = {};
 };
 // The body where `condition` is not 0.
 struct If {
-  Expression condition;
-  Body body;
+  Expression condition = {};
+  Body body = {};
 };
 struct Statement {
   std::variant<Acquire, Release, Call, Loop, If> what;
@@ -137,10 +137,10 @@ struct Statement {
 
 // What a core runs at every call, once, from its beginning.
 struct Core {
-  Tile tile;
+  Tile tile = {};
   int64_t stack_bytes = 1024;
-  std::vector<Scratch> scratch;
-  Body body;
+  std::vector<Scratch> scratch = {};
+  Body body = {};
 };
 
 // ---- the sequence -------------------------------------------------------------------------------
@@ -149,28 +149,28 @@ struct Core {
 // from one that ends there. As many whole elements as the walk has, one after the other. The
 // channel works through its moves in order; `offset`, sizes and strides are patched at every call.
 struct Move {
-  std::string name;  // unique
+  std::string name = {};  // unique
   int argument = 0;
   int fifo = 0;
   int64_t unit_bytes = 4;  // of offset and walk
-  Expression offset;
-  Walk walk;
+  Expression offset = {};
+  Walk walk = {};
 };
 // Go on when the move, and with it what it has written to L3, is done. What a later move reads of
 // an earlier one's writes is old without it.
 struct Await {
-  std::string move;
+  std::string move = {};
 };
 using SequenceStep = std::variant<Move, Await>;
 
 struct Program {
-  std::string name;
-  std::vector<std::string> scalars;  // what every call is given, beside its arguments
-  std::vector<Argument> arguments;
-  std::vector<Fifo> fifos;
-  std::vector<Link> links;
-  std::vector<Core> cores;
-  std::vector<SequenceStep> sequence;
+  std::string name = {};
+  std::vector<std::string> scalars = {};  // what every call is given, beside its arguments
+  std::vector<Argument> arguments = {};
+  std::vector<Fifo> fifos = {};
+  std::vector<Link> links = {};
+  std::vector<Core> cores = {};
+  std::vector<SequenceStep> sequence = {};
 };
 
 }  // namespace fasttps::npu

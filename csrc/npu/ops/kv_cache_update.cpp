@@ -56,21 +56,21 @@ Program lower_kv_cache_update(const KvCacheUpdateSizes& sizes, const Machine& ma
                     {"head_dim", sizes.head_dim},
                     {"max_seq_len", sizes.max_seq_len}});
   if (sizes.new_tokens > sizes.max_seq_len) {
-    throw std::invalid_argument(std::string(kOp) + ": wanted at most max_seq_len = " +
-                                std::to_string(sizes.max_seq_len) + " new_tokens, got " +
-                                std::to_string(sizes.new_tokens));
+    throw std::invalid_argument(
+        std::string(kOp) + ": wanted at most max_seq_len = " + std::to_string(sizes.max_seq_len) +
+        " new_tokens, got " + std::to_string(sizes.new_tokens));
   }
   const auto need = [&](bool fits, const std::string& reason) {
     if (!fits) throw Incompatible(std::string(kOp) + " on " + machine.name + ": " + reason);
   };
-  need(sizes.head_dim * kBf16Bytes % kWordBytes == 0,
-       "DMAs move words of 4 bytes; wanted an even head_dim, got " + std::to_string(sizes.head_dim));
+  need(
+      sizes.head_dim * kBf16Bytes % kWordBytes == 0,
+      "DMAs move words of 4 bytes; wanted an even head_dim, got " + std::to_string(sizes.head_dim));
   const int64_t token_bytes = sizes.num_kv_heads * sizes.head_dim * kBf16Bytes;
   need(kDepth * token_bytes <= machine.mem_tile.memory_bytes,
        "two tokens of all KV heads have " + std::to_string(kDepth * token_bytes) +
            " bytes, a mem tile " + std::to_string(machine.mem_tile.memory_bytes));
-  need(machine.columns >= 2,
-       "wanted 2 columns, got " + std::to_string(machine.columns));
+  need(machine.columns >= 2, "wanted 2 columns, got " + std::to_string(machine.columns));
 
   Program program;
   program.name = kOp;

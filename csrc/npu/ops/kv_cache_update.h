@@ -8,8 +8,8 @@ namespace fasttps::npu {
 // straight to their places in caches that were allocated once. Nothing that was there is read.
 //   slot of head h, token t:  h * max_seq_len * head_dim + (position + t) * head_dim
 // Arguments: key, value [batch, new_tokens, num_kv_heads, head_dim] (in), k_cache, v_cache [batch,
-// num_kv_heads, max_seq_len, head_dim] (in and out); bf16, dense. Scalars: position of each sequence,
-// that is the slot of its first new token.
+// num_kv_heads, max_seq_len, head_dim] (in and out); bf16, dense. Scalars: position of each
+// sequence, that is the slot of its first new token.
 struct KvCacheUpdateSizes {
   int64_t batch;
   int64_t new_tokens;

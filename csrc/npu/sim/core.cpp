@@ -105,10 +105,13 @@ Process run_core(Run& run, CoreRun& core) {
           KernelValue value{.memory = nullptr};
           if (const auto* held = std::get_if<Held>(&argument)) {
             std::byte* memory = acquired[static_cast<size_t>(held->acquired)];
-            value.memory = memory ? memory + held->offset_bytes : nullptr;
+            value.memory =
+                memory ? memory + held->offset_bytes.value(run.scalars, indices) : nullptr;
           } else if (const auto* scratch = std::get_if<OfScratch>(&argument)) {
             auto& memory = core.scratch[static_cast<size_t>(scratch->scratch)];
-            value.memory = memory.empty() ? nullptr : memory.data() + scratch->offset_bytes;
+            value.memory = memory.empty()
+                               ? nullptr
+                               : memory.data() + scratch->offset_bytes.value(run.scalars, indices);
           } else {
             value.number = std::get<Expression>(argument).value(run.scalars, indices);
           }

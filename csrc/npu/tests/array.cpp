@@ -131,9 +131,10 @@ TEST(Array, ACoreThatWantsMoreThanThereIsDeadlocksByName) {
     run(program, memory);
     FAIL() << "no deadlock";
   } catch (const Deadlock& error) {
-    EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("core (0, 2) waits for a full element of in at (0, 2), which dma in"),
-                      HasSubstr("sequence waits for move out")));
+    EXPECT_THAT(
+        error.what(),
+        AllOf(HasSubstr("core (0, 2) waits for a full element of in at (0, 2), which dma in"),
+              HasSubstr("sequence waits for move out")));
   }
 }
 
@@ -190,8 +191,8 @@ Program in_halves(int64_t count) {
   return program;
 }
 
-// An element: 100 ns in, 50 on to each core at once, 100 copied, 50 back, 100 out. The stages of 100
-// take turns, so three elements take 400 + 2 x 100.
+// An element: 100 ns in, 50 on to each core at once, 100 copied, 50 back, 100 out. The stages of
+// 100 take turns, so three elements take 400 + 2 x 100.
 TEST(Array, DistributesAndJoins) {
   const Program program = in_halves(3);
   Memory memory(program);
