@@ -1,5 +1,9 @@
 # Programs for arrays of tiles, the machines that run them, and the simulator: torch-free.
-find_package(nlohmann_json 3.9 REQUIRED)
+find_package(nlohmann_json 3.9 QUIET)
+if(NOT nlohmann_json_FOUND)
+  message(FATAL_ERROR "fasttps: nlohmann's JSON is missing; install it with "
+                      "`apt-get install nlohmann-json3-dev`")
+endif()
 
 # The machines' texts, as machines/<name>.json has them, lie in the library.
 set(machine_texts "${CMAKE_CURRENT_BINARY_DIR}/generated/machine_texts.cpp")

@@ -63,7 +63,7 @@ struct Machine {
   double design_switch_us;    // to another design than the last
   double sync_us_per_mb;      // host cache flush or invalidate
   double host_copy_gb_per_s;  // bytes read and written by the CPU, as Concat does
-  double power_on_us;
+
   EnergySpec energy;
   // Cycles of one call that somebody measured, instead of what the rates say.
   std::map<std::string, int64_t> kernel_cycles;
