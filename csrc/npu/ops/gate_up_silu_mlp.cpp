@@ -14,7 +14,6 @@ LoweredMatvec lower_gate_up_silu_mlp(const GateUpSiluMlpSizes& sizes, const Mach
                                          .rows = 2 * sizes.intermediate_size,
                                          .cols = sizes.hidden_size,
                                          .gated = true,
-                                         .activation = sizes.activation,
                                          .vector = kInput,
                                          .weights = kGateUp,
                                          .result = kInner},

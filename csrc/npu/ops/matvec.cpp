@@ -216,10 +216,10 @@ class MatvecBuilder {
         {Loop{kAlong, phase.cols / tiling_.tile_cols, {take, {Call{kernel, product}}, give}}}};
     if (phase.gated) {
       const int64_t half = tiling_.tile_rows / 2;
-      block.push_back({Call{"silu_mul",
-                            {OfScratch{kSums}, OfScratch{kSums, half * kF32Bytes},
-                             Held{kResult, Expression::index(kHalf) * (half * kBf16Bytes)},
-                             Expression(half), Expression(phase.activation)}}});
+      block.push_back({Call{
+          "silu_mul",
+          {OfScratch{kSums}, OfScratch{kSums, half * kF32Bytes},
+           Held{kResult, Expression::index(kHalf) * (half * kBf16Bytes)}, Expression(half)}}});
       block = {{Loop{kHalf, 2, block}}};
     } else {
       block.push_back(
