@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "../tile_name.h"
 #include "fabric.h"
 
 namespace fasttps::npu::sim {
@@ -244,12 +245,6 @@ Run::Run(const Program& p, const Machine& m, std::span<const std::span<std::byte
 
 void Run::trace(const std::string& track, const std::string& name, Picoseconds begin) {
   if (options.trace) options.trace->push_back({track, name, begin, simulation.now()});
-}
-
-std::string tile_name(Tile tile) {
-  const char* kind = tile.row == 0 ? "shim " : tile.row == 1 ? "mem tile " : "";
-  return kind + std::string("(") + std::to_string(tile.column) + ", " + std::to_string(tile.row) +
-         ")";
 }
 
 Statistics run_on_array(const Program& program, const Machine& machine,

@@ -1,3 +1,4 @@
+#include "../tile_name.h"
 #include "fabric.h"
 
 // A core: its body, statement after statement.

@@ -72,8 +72,6 @@ struct Run {
   void trace(const std::string& track, const std::string& name, Picoseconds begin);
 };
 
-std::string tile_name(Tile tile);
-
 Process serve_way(Run& run, Way& way);
 
 // A core's pools by FIFO and port, and its body.
