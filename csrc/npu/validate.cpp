@@ -168,6 +168,14 @@ class Validator {
     const bool join = link.inputs.size() > 1;
     const Fifo& whole = fifo(join ? link.outputs[0] : link.inputs[0], what);
     const std::vector<int>& parts = join ? link.inputs : link.outputs;
+    const int depth = end_at(whole, link.tile, join)->depth;
+    for (const int i : parts) {
+      const int other = end_at(fifo(i, what), link.tile, !join)->depth;
+      if (other != depth) {
+        wrong(what, "one depth for FIFOs in one memory, " + std::to_string(depth),
+              std::to_string(other) + " of " + fifo(i, what).name);
+      }
+    }
     if (link.offsets_bytes.size() != parts.size()) {
       wrong(what, "an offset for each of " + std::to_string(parts.size()) + " parts",
             std::to_string(link.offsets_bytes.size()));

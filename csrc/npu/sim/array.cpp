@@ -48,8 +48,10 @@ class Array {
     }
     run_.simulation.start("sequence", sequence());
     run_.simulation.run();
-    for (const auto& [name, gate] : gates_) {
-      if (!gate->is_open()) throw Deadlock("deadlock: " + gate->describe() + " is never done");
+    for (const PatchedMove& move : moves_) {
+      if (!move.done->is_open()) {
+        throw Deadlock("deadlock: " + move.done->describe() + " is never done");
+      }
     }
     run_.statistics.dram_busy = run_.dram.busy();
     return std::move(run_.statistics);
@@ -171,9 +173,10 @@ class Array {
                                     std::to_string(fifo.element_bytes) + " bytes, got " +
                                     std::to_string(walk.bytes()));
       }
-      auto gate = std::make_unique<Gate>(run_.simulation, "move " + move->name);
-      patched_.push_back({move->name, walk, move->argument, gate.get()});
-      gates_.emplace_back(move->name, std::move(gate));
+      const bool writes = fifo.producer.tile.row != 0 && run_.options.functional;
+      moves_.push_back({move->name, move->fifo, walk, move->argument,
+                        std::make_unique<Gate>(run_.simulation, "move " + move->name),
+                        std::vector<std::byte>(writes ? static_cast<size_t>(walk.bytes()) : 0)});
     }
   }
 
@@ -204,20 +207,33 @@ class Array {
       if (const auto* move = std::get_if<Move>(&step)) {
         MoveQueue& queue = way_of_fifo_.at(move->fifo)->queue;
         co_await queue.places->take(1);
-        queue.moves.push_back(patched_[next++]);
+        queue.moves.push_back(&moves_[next++]);
         queue.waiting->give(1);
         continue;
       }
       const std::string& name = std::get<Await>(step).move;
       const auto& ignored = run_.options.ignored_awaits;
       if (std::find(ignored.begin(), ignored.end(), name) != ignored.end()) continue;
-      // The latest of that name that has been begun.
-      for (const auto& [gate_name, gate] : gates_) {
-        if (gate_name == name) co_await gate->wait();
-      }
+      co_await moves_[index_of(name)].done->wait();
+      land(index_of(name));
     }
-    run_.returned = true;
     run_.statistics.duration = run_.simulation.now();
+  }
+
+  size_t index_of(const std::string& name) const {
+    size_t i = 0;
+    while (moves_.at(i).name != name) ++i;
+    return i;
+  }
+
+  // What the move and those before it on its channel have written is in L3 now.
+  void land(size_t last) {
+    for (size_t i = 0; i <= last; ++i) {
+      PatchedMove& move = moves_[i];
+      if (move.fifo != moves_[last].fifo || move.written.empty()) continue;
+      move.walk.scatter(std::exchange(move.written, {}), 0,
+                        run_.arguments[static_cast<size_t>(move.argument)].data());
+    }
   }
 
   Run run_;
@@ -227,8 +243,7 @@ class Array {
   std::vector<std::unique_ptr<Pool>> pools_;
   std::vector<std::unique_ptr<Way>> ways_;
   std::map<int, Way*> way_of_fifo_;
-  std::vector<PatchedMove> patched_;
-  std::vector<std::pair<std::string, std::unique_ptr<Gate>>> gates_;
+  std::vector<PatchedMove> moves_;
   std::vector<std::unique_ptr<CoreRun>> cores_;
 };
 

@@ -11,17 +11,20 @@
 // move and compute. array.cpp makes them.
 namespace fasttps::npu::sim {
 
-// A move of the sequence with its numbers patched in.
+// A move of the sequence with its numbers patched in. What it writes to L3 is on its way until it
+// is awaited, or a later one of its channel is: nobody sees it before.
 struct PatchedMove {
   std::string name;
+  int fifo;
   KnownWalk walk;
   int argument;
-  Gate* done;
+  std::unique_ptr<Gate> done;
+  std::vector<std::byte> written;
 };
 
 // The moves of one shim channel, in order.
 struct MoveQueue {
-  std::deque<PatchedMove> moves;
+  std::deque<PatchedMove*> moves;
   std::unique_ptr<Semaphore> waiting;  // moves
   std::unique_ptr<Semaphore> places;   // of the channel's queue
 };
@@ -55,8 +58,6 @@ struct Run {
   Simulation simulation;
   SharedPipe dram;
   Statistics statistics;
-  // The call has returned: what is not in L3 yet, its caller does not see.
-  bool returned = false;
 
   Run(const Program& program, const Machine& machine,
       std::span<const std::span<std::byte>> arguments, std::span<const int64_t> scalars,

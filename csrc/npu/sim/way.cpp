@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "fabric.h"
@@ -57,11 +58,11 @@ Process serve_way(Run& run, Way& way) {
       (with_l3 ? static_cast<Picoseconds>(run.machine.dram_latency_ns * 1e3 + 0.5) : 0);
   for (;;) {
     // Moves tell of L3 what to do and how much; elsewhere a DMA goes on for ever.
-    const PatchedMove* move = nullptr;
+    PatchedMove* move = nullptr;
     int64_t elements = 1;
     if (with_l3) {
       co_await way.queue.waiting->take(1);
-      move = &way.queue.moves.front();
+      move = way.queue.moves.front();
       elements = move->walk.bytes() / bytes;
       co_await run.simulation.delay(first_byte);
     }
@@ -85,9 +86,8 @@ Process serve_way(Run& run, Way& way) {
         }
         for (WayEnd& to : way.to) {
           if (in_l3(to)) {
-            if (functional && !run.returned) {
-              move->walk.scatter(stream, e * bytes,
-                                 run.arguments[static_cast<size_t>(move->argument)].data());
+            if (functional) {
+              std::copy(stream.begin(), stream.end(), move->written.begin() + e * bytes);
             }
             continue;
           }
