@@ -146,8 +146,9 @@ struct Core {
 // ---- the sequence -------------------------------------------------------------------------------
 
 // Between an argument and the shim's end of a FIFO: from L3 into one that begins there, into L3
-// from one that ends there. As many whole elements as the walk has, one after the other. The
-// channel works through its moves in order; `offset`, sizes and strides are patched at every call.
+// from one that ends there. The channel works through its moves in order, and the FIFO's elements
+// are cut from all their bytes one after the other. `offset`, sizes and strides are patched at
+// every call.
 struct Move {
   std::string name = {};  // unique
   int argument = 0;

@@ -168,11 +168,6 @@ class Array {
                                 " of " + argument.name + ", got " + std::to_string(walk.begin()) +
                                 " to " + std::to_string(walk.end()));
       }
-      if (walk.bytes() % fifo.element_bytes != 0) {
-        throw std::invalid_argument(what + " wanted whole elements of " + fifo.name + " of " +
-                                    std::to_string(fifo.element_bytes) + " bytes, got " +
-                                    std::to_string(walk.bytes()));
-      }
       const bool writes = fifo.producer.tile.row != 0 && run_.options.functional;
       moves_.push_back({move->name, move->fifo, walk, move->argument,
                         std::make_unique<Gate>(run_.simulation, "move " + move->name),

@@ -18,8 +18,7 @@ struct RunOptions {
 
 // One call of a program on an array: data and time together.
 //   arguments  the device's view of each, of the program's sizes; empty spans if not functional
-// Throws Deadlock; std::out_of_range for a move past its argument, std::invalid_argument for moves
-// that do not consist of whole elements.
+// Throws Deadlock; std::out_of_range for a move past its argument.
 Statistics run_on_array(const Program& program, const Machine& machine,
                         std::span<const std::span<std::byte>> arguments,
                         std::span<const int64_t> scalars, const RunOptions& options);

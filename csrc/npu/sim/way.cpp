@@ -46,66 +46,100 @@ Picoseconds on_the_way(const Run& run, int64_t bytes) {
       std::ceil(static_cast<double>(bytes) / run.stream_bytes_per_ps() - 1e-6));
 }
 
-}  // namespace
+// What has come, into every consumer's memory.
+void deliver(Run& run, Way& way, std::span<const std::byte> stream) {
+  for (WayEnd& to : way.to) {
+    if (run.options.functional) to.walk->scatter(stream, 0, part(to, to.pool->filled(to.side)));
+    to.pool->fill(to.side, 1);
+  }
+}
 
-Process serve_way(Run& run, Way& way) {
+void finish_element(Run& run, Way& way, Picoseconds begin) {
+  count(run, way);
+  way.statistics->sending += run.simulation.now() - begin;
+  run.trace("dma " + way.fifo->name, way.fifo->name, begin);
+}
+
+// Between memories of tiles: an element after the other, for ever.
+Process serve_stream(Run& run, Way& way) {
   const int64_t bytes = way.fifo->element_bytes;
   const bool functional = run.options.functional;
   std::vector<std::byte> stream(functional ? static_cast<size_t>(bytes) : 0);
-  const bool with_l3 = in_l3(way.from) || in_l3(way.to.front());
-  const Picoseconds first_byte =
-      run.cycles(run.machine.stream_latency_cycles) +
-      (with_l3 ? static_cast<Picoseconds>(run.machine.dram_latency_ns * 1e3 + 0.5) : 0);
+  const Picoseconds first_byte = run.cycles(run.machine.stream_latency_cycles);
   for (;;) {
-    // Moves tell of L3 what to do and how much; elsewhere a DMA goes on for ever.
-    PatchedMove* move = nullptr;
-    int64_t elements = 1;
-    if (with_l3) {
-      co_await way.queue.waiting->take(1);
-      move = way.queue.moves.front();
-      elements = move->walk.bytes() / bytes;
-      co_await run.simulation.delay(first_byte);
+    co_await way.from.pool->full(way.from.side).take(1);
+    for (int64_t sent = 0; sent < way.repeat; ++sent) {
+      for (WayEnd& to : way.to) co_await to.pool->free(to.side).take(1);
+      const Picoseconds begin = run.simulation.now();
+      if (functional) {
+        way.from.walk->gather(part(way.from, way.from.pool->emptied(way.from.side)), 0, stream);
+      }
+      co_await run.simulation.delay(first_byte + on_the_way(run, bytes));
+      deliver(run, way, stream);
+      finish_element(run, way, begin);
     }
-    for (int64_t e = 0; e < elements; ++e) {
-      if (!in_l3(way.from)) co_await way.from.pool->full(way.from.side).take(1);
-      for (int64_t sent = 0; sent < way.repeat; ++sent) {
+    way.from.pool->empty(way.from.side, 1);
+  }
+}
+
+// From or to L3: elements are cut from the bytes of all moves, one move after the other.
+Process serve_moves(Run& run, Way& way) {
+  const int64_t bytes = way.fifo->element_bytes;
+  const bool functional = run.options.functional, reads = in_l3(way.from);
+  std::vector<std::byte> stream(functional ? static_cast<size_t>(bytes) : 0);
+  const Picoseconds first_byte = run.cycles(run.machine.stream_latency_cycles) +
+                                 static_cast<Picoseconds>(run.machine.dram_latency_ns * 1e3 + 0.5);
+  PatchedMove* move = nullptr;
+  int64_t moved = 0;  // of the move
+  for (;;) {
+    Picoseconds begin = -1;
+    for (int64_t done = 0; done < bytes;) {
+      if (move == nullptr) {
+        co_await way.queue.waiting->take(1);
+        move = way.queue.moves.front();
+        moved = 0;
+        co_await run.simulation.delay(first_byte);
+      }
+      if (begin < 0) {
+        if (!reads) co_await way.from.pool->full(way.from.side).take(1);
         for (WayEnd& to : way.to) {
           if (!in_l3(to)) co_await to.pool->free(to.side).take(1);
         }
-        const Picoseconds begin = run.simulation.now();
-        if (functional && in_l3(way.from)) {
-          move->walk.gather(run.arguments[static_cast<size_t>(move->argument)].data(), e * bytes,
-                            stream);
-        } else if (functional) {
+        begin = run.simulation.now();
+        if (functional && !reads) {
           way.from.walk->gather(part(way.from, way.from.pool->emptied(way.from.side)), 0, stream);
         }
-        if (with_l3) {
-          co_await run.dram.transfer(bytes, channel_bytes_per_ps(run));
-        } else {
-          co_await run.simulation.delay(first_byte + on_the_way(run, bytes));
-        }
-        for (WayEnd& to : way.to) {
-          if (in_l3(to)) {
-            if (functional) {
-              std::copy(stream.begin(), stream.end(), move->written.begin() + e * bytes);
-            }
-            continue;
-          }
-          if (functional) to.walk->scatter(stream, 0, part(to, to.pool->filled(to.side)));
-          to.pool->fill(to.side, 1);
-        }
-        count(run, way);
-        way.statistics->sending += run.simulation.now() - begin;
-        run.trace("dma " + way.fifo->name, move ? move->name : way.fifo->name, begin);
       }
-      if (!in_l3(way.from)) way.from.pool->empty(way.from.side, 1);
-    }
-    if (with_l3) {
+      const int64_t count = std::min(bytes - done, move->walk.bytes() - moved);
+      const auto chunk = functional ? std::span(stream).subspan(static_cast<size_t>(done),
+                                                                static_cast<size_t>(count))
+                                    : std::span<std::byte>();
+      if (functional && reads) {
+        move->walk.gather(run.arguments[static_cast<size_t>(move->argument)].data(), moved, chunk);
+      }
+      co_await run.dram.transfer(count, channel_bytes_per_ps(run));
+      if (functional && !reads) {
+        std::copy(chunk.begin(), chunk.end(), move->written.begin() + moved);
+      }
+      done += count;
+      moved += count;
+      if (moved < move->walk.bytes()) continue;
       move->done->open();
       way.queue.moves.pop_front();
       way.queue.places->give(1);
+      move = nullptr;
     }
+    if (reads) deliver(run, way, stream);
+    finish_element(run, way, begin);
+    if (!reads) way.from.pool->empty(way.from.side, 1);
   }
+}
+
+}  // namespace
+
+Process serve_way(Run& run, Way& way) {
+  const bool with_l3 = in_l3(way.from) || in_l3(way.to.front());
+  return with_l3 ? serve_moves(run, way) : serve_stream(run, way);
 }
 
 }  // namespace fasttps::npu::sim
