@@ -89,7 +89,66 @@ const std::vector<Kernel>& kernels() {
            [](Values v) {
              return Work{.elementwise = 6 * number(v, 3), .exponentials = number(v, 3)};
            },
-       .run = Caller<host::silu_mul>::run}};
+       .run = Caller<host::silu_mul>::run},
+      {.name = "rope",  // x, cos, sin, y, rows, head_dim, rotary_dim, interleaved
+       .arguments = {kMemory, kMemory, kMemory, kMemory, kNumber, kNumber, kNumber, kNumber},
+       .memory_bytes =
+           [](Values v) {
+             const int64_t rows = number(v, 4) * number(v, 5) * kBf16Bytes;
+             const int64_t table = number(v, 6) * kF32Bytes;
+             return std::vector<int64_t>{rows, table, table, rows};
+           },
+       .work = [](Values v) { return Work{.elementwise = 4 * number(v, 4) * number(v, 6)}; },
+       .run = Caller<host::rope>::run},
+      // q, k, s, rows, head_dim, slots, first, count, scale
+      {.name = "decode_scores",
+       .arguments = {kMemory, kMemory, kMemory, kNumber, kNumber, kNumber, kNumber, kNumber,
+                     kNumber},
+       .memory_bytes =
+           [](Values v) {
+             const int64_t rows = number(v, 3), head_dim = number(v, 4);
+             return std::vector<int64_t>{rows * head_dim * kBf16Bytes,
+                                         number(v, 7) * head_dim * kBf16Bytes,
+                                         rows * number(v, 5) * kF32Bytes};
+           },
+       .work =
+           [](Values v) { return Work{.bf16_macs = number(v, 3) * number(v, 4) * number(v, 7)}; },
+       .run = Caller<host::decode_scores>::run},
+      {.name = "decode_softmax",  // s, sums, rows, slots, count
+       .arguments = {kMemory, kMemory, kNumber, kNumber, kNumber},
+       .memory_bytes =
+           [](Values v) {
+             return std::vector<int64_t>{number(v, 2) * number(v, 3) * kF32Bytes,
+                                         number(v, 2) * kF32Bytes};
+           },
+       .work =
+           [](Values v) {
+             const int64_t weights = number(v, 2) * number(v, 4);
+             return Work{.elementwise = 4 * weights, .exponentials = weights};
+           },
+       .run = Caller<host::decode_softmax>::run},
+      // p, v, o, rows, head_dim, slots, first, count
+      {.name = "decode_values",
+       .arguments = {kMemory, kMemory, kMemory, kNumber, kNumber, kNumber, kNumber, kNumber},
+       .memory_bytes =
+           [](Values v) {
+             const int64_t rows = number(v, 3), head_dim = number(v, 4);
+             return std::vector<int64_t>{rows * number(v, 5) * kF32Bytes,
+                                         number(v, 7) * head_dim * kBf16Bytes,
+                                         rows * head_dim * kF32Bytes};
+           },
+       .work =
+           [](Values v) { return Work{.bf16_macs = number(v, 3) * number(v, 4) * number(v, 7)}; },
+       .run = Caller<host::decode_values>::run},
+      {.name = "decode_finish",  // o, sum, y, head_dim
+       .arguments = {kMemory, kMemory, kMemory, kNumber},
+       .memory_bytes =
+           [](Values v) {
+             return std::vector<int64_t>{number(v, 3) * kF32Bytes, kF32Bytes,
+                                         number(v, 3) * kBf16Bytes};
+           },
+       .work = [](Values v) { return Work{.elementwise = number(v, 3)}; },
+       .run = Caller<host::decode_finish>::run}};
   return list;
 }
 

@@ -1,3 +1,4 @@
+#pragma once
 // 2^x for floats without an instruction for it, 16 at once: 2^round(x) times a polynomial of what
 // is left in [-1/2, 1/2], Taylor's up to the sixth power, whose error there is below 2^-24. Below
 // -126 it is 0, above 127 infinite.

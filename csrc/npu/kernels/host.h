@@ -6,5 +6,6 @@
 
 // The kernels as functions of the host.
 namespace fasttps::npu::host {
+#include "attention.cc"
 #include "matvec.cc"
 }  // namespace fasttps::npu::host
