@@ -31,7 +31,8 @@ if(FASTTPS_TESTS)
   find_package(GTest REQUIRED)
   file(GLOB npu_tests CONFIGURE_DEPENDS csrc/npu/tests/*.cpp)
   add_executable(fasttps_npu_tests ${npu_tests} $<TARGET_OBJECTS:fasttps_npu>)
-  target_include_directories(fasttps_npu_tests PRIVATE "${PROJECT_SOURCE_DIR}/csrc")
+  target_include_directories(fasttps_npu_tests PRIVATE "${PROJECT_SOURCE_DIR}/csrc"
+                                                       "${PROJECT_SOURCE_DIR}/csrc/npu/aie_api")
   target_link_libraries(fasttps_npu_tests PRIVATE GTest::gmock_main fasttps_warnings
                                                   nlohmann_json::nlohmann_json)
 endif()
