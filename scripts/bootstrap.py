@@ -86,6 +86,7 @@ def missing_packages() -> dict[str, list[str]]:
             has_header("gtest/gtest.h", "gmock/gmock.h"),
             ["libgtest-dev", "libgmock-dev"],
         ),
+        ("nlohmann's JSON", has_header("nlohmann/json.hpp"), ["nlohmann-json3-dev"]),
         (
             "Python's venv",
             importlib.util.find_spec("venv") is not None

@@ -31,6 +31,8 @@ PYTEST_PARTS = {
     "models": ["tests/models", "tests/generation", "tests/gguf", "tests/checkpoint", "tests/cli"],
     "packaging": ["tests/packaging", "tests/test_*.py"],
 }
+# GoogleTests of what needs no torch: the program of each, in its build folder.
+CPP_TESTS = {"cpp": "csrc/tests/fasttps_cpp_tests", "npu": "fasttps_npu_tests"}
 # Tests that wait for Python more than for the kernels: two processes, a file at a time.
 IN_PARALLEL = {"models": ("-n", "2", "--dist", "loadfile")}
 
@@ -97,11 +99,14 @@ def build(preset: str = "release", target: str = "all") -> bool:
     return succeeds(VENV_BIN / "python", script, preset, "--target", target)
 
 
-def cpp(preset: str) -> bool:
-    if preset != "release" and not build(preset, "fasttps_cpp_tests"):
+def gtest(name: str, preset: str) -> bool:
+    """One of CPP_TESTS, which the release build has made already."""
+    program = ROOT / "build" / preset / CPP_TESTS[name]
+    if preset != "release" and not build(preset, program.name):
         return False
-    program = ROOT / "build" / preset / "csrc/tests/fasttps_cpp_tests"
-    return succeeds(program, "--gtest_brief=1", f"--gtest_output=xml:{report(f'cpp-{preset}')}")
+    return succeeds(
+        program, "--gtest_brief=1", f"--gtest_output=xml:{report(f'{name}-{preset}')}"
+    )
 
 
 def pytest(name: str, *options: str, paths: list[str] | None = None, **environment: str) -> bool:
@@ -139,8 +144,10 @@ QUICK = [
     Part("set-up", setup, budget_s=240),
     Part("lint", lint, needs=["set-up"]),
     Part("build", build, budget_s=360, needs=["set-up"]),
-    Part("cpp", lambda: cpp("release"), needs=["build"]),
-    Part("cpp-asan", lambda: cpp("kernels-asan"), needs=["set-up"]),
+    Part("cpp", lambda: gtest("cpp", "release"), needs=["build"]),
+    Part("cpp-asan", lambda: gtest("cpp", "kernels-asan"), needs=["set-up"]),
+    Part("npu", lambda: gtest("npu", "release"), budget_s=180, needs=["build"]),
+    Part("npu-asan", lambda: gtest("npu", "kernels-asan"), needs=["set-up"]),
     *(
         Part(
             name,
@@ -164,8 +171,8 @@ LONG = [
     Part("build", build, budget_s=360, needs=["set-up"]),
     Part("mypy", lambda: succeeds(VENV_BIN / "python", "-m", "mypy"), needs=["set-up"]),
     Part("clang-tidy", clang_tidy, needs=["build"]),
-    Part("cpp-scalar", lambda: cpp("kernels-scalar"), needs=["set-up"]),
-    Part("cpp-tsan", lambda: cpp("kernels-tsan"), needs=["set-up"]),
+    Part("cpp-scalar", lambda: gtest("cpp", "kernels-scalar"), needs=["set-up"]),
+    Part("cpp-tsan", lambda: gtest("cpp", "kernels-tsan"), needs=["set-up"]),
     Part("slow", partial(pytest, "slow", "-m", "slow", paths=["tests"]), needs=["build"]),
     Part(
         "fuzz",

@@ -41,7 +41,8 @@ def test_missing_packages_are_named_in_one_line(bare_machine, monkeypatch):
     message = str(stopped.value)
     assert "\n" not in message
     python = f"python3.{sys.version_info.minor}"
-    for package in ("g++", "make", "libgtest-dev", "libgmock-dev", f"{python}-venv"):
+    wanted = ("g++", "make", "libgtest-dev", "libgmock-dev", "nlohmann-json3-dev", f"{python}-venv")
+    for package in wanted:
         assert package in message.partition("apt-get install")[2]
     assert "sudo apt-get install" in message
 
@@ -58,7 +59,7 @@ def test_root_gets_them_installed(bare_machine, monkeypatch):
     monkeypatch.setattr(bare_machine.shutil, "which", lambda name: {"apt-get": "apt"}.get(name))
     monkeypatch.setattr(bare_machine, "apt_install", apt_install)
     bare_machine.check_machine()
-    assert {"g++", "make", "libgtest-dev", "libgmock-dev"} <= set(asked)
+    assert {"g++", "make", "libgtest-dev", "libgmock-dev", "nlohmann-json3-dev"} <= set(asked)
 
 
 def test_root_is_told_what_could_not_be_installed(bare_machine, monkeypatch):

@@ -1,0 +1,15 @@
+# -DOUT= -DMACHINES= -DFITS=: writes a C++ file with the texts of machines and fits by name.
+set(text "#include \"npu/machine_texts.h\"\n\nnamespace fasttps::npu {\n")
+foreach(list MACHINES FITS)
+  string(TOLOWER "${list}" name)
+  string(APPEND text "\nconst std::vector<NamedText>& ${name}_texts() {\n"
+                     "  static const std::vector<NamedText> texts{\n")
+  foreach(file ${${list}})
+    get_filename_component(stem "${file}" NAME_WE)
+    file(READ "${file}" json)
+    string(APPEND text "      {\"${stem}\", R\"__json__(${json})__json__\"},\n")
+  endforeach()
+  string(APPEND text "  };\n  return texts;\n}\n")
+endforeach()
+string(APPEND text "\n}  // namespace fasttps::npu\n")
+file(WRITE "${OUT}" "${text}")
