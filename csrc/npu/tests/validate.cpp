@@ -75,6 +75,11 @@ TEST(Validate, Tiles) {
   EXPECT_SAYS("fifo in_0 at (0, 4)", [](Program& p) { p.fifos[kIn0].consumers[0].tile.row = 4; });
   EXPECT_SAYS("fifo in at mem tile (-1, 1)",
               [](Program& p) { p.fifos[kIn].consumers[0].tile.column = -1; });
+  EXPECT_SAYS("halves on small: fifo out at shim (1, 0): wanted a shim with DMAs, columns 0 to 0",
+              [](Program& p, Machine& m) {
+                m.shim_columns = 1;
+                p.fifos[kOut].consumers[0].tile = {1, 0};
+              });
   EXPECT_SAYS("core mem tile (0, 1): wanted a row of 2 or more, got 1",
               [](Program& p) { p.cores[0].tile.row = 1; });
   EXPECT_SAYS("core (0, 2): wanted one body a tile, got another",
