@@ -104,9 +104,7 @@ def gtest(name: str, preset: str) -> bool:
     program = ROOT / "build" / preset / CPP_TESTS[name]
     if preset != "release" and not build(preset, program.name):
         return False
-    return succeeds(
-        program, "--gtest_brief=1", f"--gtest_output=xml:{report(f'{name}-{preset}')}"
-    )
+    return succeeds(program, "--gtest_brief=1", f"--gtest_output=xml:{report(f'{name}-{preset}')}")
 
 
 def pytest(name: str, *options: str, paths: list[str] | None = None, **environment: str) -> bool:

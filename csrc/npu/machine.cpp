@@ -50,6 +50,7 @@ class Fields {
   explicit Fields(Machine& machine) {
     Machine& m = machine;
     add("columns", "columns", m.columns);
+    add("shim_columns", "columns", m.shim_columns);
     add("core_rows", "rows", m.core_rows);
     add("clock", "MHz", m.clock_mhz);
     add_tile("core", m.core);

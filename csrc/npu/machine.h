@@ -49,6 +49,7 @@ struct Machine {
   std::string name;
   std::string title;
   int columns;
+  int shim_columns;  // columns 0 and up whose shims have DMAs
   int core_rows;     // rows 2 and up
   double clock_mhz;  // of cores, streams and DMAs
   CoreSpec core;

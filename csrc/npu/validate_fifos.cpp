@@ -58,6 +58,10 @@ void check_end(const Context& context, const Fifo& fifo, const End& end) {
   const std::string where = "fifo " + fifo.name + " at " + tile_name(end.tile);
   context.must_exist(end.tile, where);
   if (end.tile.row == 0) {
+    context.must(
+        end.tile.column < context.machine.shim_columns, where,
+        "a shim with DMAs, columns 0 to " + std::to_string(context.machine.shim_columns - 1),
+        "column " + std::to_string(end.tile.column));
     context.need(end.depth == 0, where, "depth 0 at a shim", end.depth);
     context.need(end.walk.empty(), where, "a shim's walk in its moves", "one in the fifo");
   } else {

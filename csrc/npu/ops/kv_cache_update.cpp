@@ -70,7 +70,8 @@ Program lower_kv_cache_update(const KvCacheUpdateSizes& sizes, const Machine& ma
   need(kDepth * token_bytes <= machine.mem_tile.memory_bytes,
        "two tokens of all KV heads have " + std::to_string(kDepth * token_bytes) +
            " bytes, a mem tile " + std::to_string(machine.mem_tile.memory_bytes));
-  need(machine.columns >= 2, "wanted 2 columns, got " + std::to_string(machine.columns));
+  need(machine.shim_columns >= 2,
+       "wanted 2 columns with shims, got " + std::to_string(machine.shim_columns));
 
   Program program;
   program.name = kOp;

@@ -70,7 +70,7 @@ MatvecTiling tile_matvec(const char* op, const std::vector<MatvecPhase>& phases,
     all_cols = std::gcd(all_cols, phase.cols);
     most_cols = std::max(most_cols, phase.cols);
   }
-  for (int columns = machine.columns; columns > 0 && tiling.tile_rows == 0; --columns) {
+  for (int columns = machine.shim_columns; columns > 0 && tiling.tile_rows == 0; --columns) {
     const int64_t cores = int64_t{columns} * tiling.cores_per_column;
     if (all_rows % cores != 0) continue;
     tiling.columns = columns;

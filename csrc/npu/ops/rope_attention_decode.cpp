@@ -48,7 +48,7 @@ DecodePlacement place(const RopeAttentionDecodeSizes& sizes, const Machine& mach
   }
   found.query_rows = group / found.cores_per_head;
   // As many columns as divide the heads, and then as few waves: DRAM is reached by columns.
-  for (int columns = machine.columns; columns > 0; --columns) {
+  for (int columns = machine.shim_columns; columns > 0; --columns) {
     if (sizes.num_kv_heads % columns != 0) continue;
     found.columns = columns;
     const int64_t each = sizes.num_kv_heads / columns;

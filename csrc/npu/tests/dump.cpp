@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
-#include <regex>
+#include <map>
+#include <stdexcept>
+#include <string_view>
 
 #include "small_program.h"
 
@@ -103,87 +105,135 @@ TEST(Dump, OfUsesShowsWhatThereIs) {
 // Elements of an XML text, each with its attributes and the text that it begins with.
 struct Element {
   std::string name;
-  std::string attributes;
+  std::map<std::string, std::string> attributes;
   std::string text;
 };
 
-// Empty, with a failure, where tags do not match or a character is not escaped.
-std::vector<Element> parse_xml(const std::string& xml) {
-  static const std::regex tag(R"(^<(/?)([A-Za-z]+)((?: [A-Za-z-]+="[^"<&]*")*)(/?)>)");
-  static const std::regex bare_ampersand("&(?!(amp|lt|gt|quot);)");
-  std::vector<Element> elements;
-  std::vector<std::string> open;
-  for (size_t at = 0; at < xml.size();) {
-    const size_t begin = xml.find('<', at);
-    const std::string text = xml.substr(at, begin - at);
-    if (text.find('>') != std::string::npos || std::regex_search(text, bare_ampersand)) {
-      ADD_FAILURE() << "not escaped: " << text;
-      return {};
-    }
-    if (!elements.empty() && elements.back().text.empty()) elements.back().text = text;
-    if (begin == std::string::npos) break;
-    std::smatch match;
-    const std::string rest = xml.substr(begin, 4096);
-    if (!std::regex_search(rest, match, tag)) {
-      ADD_FAILURE() << "no tag: " << rest.substr(0, 80);
-      return {};
-    }
-    if (match[1].length() > 0) {
-      if (open.empty() || open.back() != match[2].str()) {
-        ADD_FAILURE() << "closes what is not open: " << match[0];
-        return {};
-      }
-      open.pop_back();
-    } else {
-      elements.push_back({match[2], match[3], ""});
-      if (match[4].length() == 0) open.push_back(match[2]);
-    }
-    at = begin + static_cast<size_t>(match[0].length());
-  }
-  EXPECT_TRUE(open.empty());
-  return elements;
-}
+// Takes the XML that picture() writes: no comments, no entities of its own, attributes in double
+// quotes. Throws std::runtime_error where tags do not match or a character is not escaped.
+class XmlReader {
+ public:
+  explicit XmlReader(const std::string& xml) : rest_(xml) {}
 
-int64_t count(const std::vector<Element>& elements, const std::string& name,
-              const std::string& attributes, const std::string& text = "") {
+  std::vector<Element> all() {
+    while (!rest_.empty()) {
+      if (rest_.front() == '<') {
+        tag();
+      } else {
+        const std::string text = until("<");
+        check_escaped(text);
+        if (!elements_.empty() && elements_.back().text.empty()) elements_.back().text = text;
+      }
+    }
+    if (!open_.empty()) fail("not closed: " + open_.back());
+    return elements_;
+  }
+
+ private:
+  [[noreturn]] static void fail(const std::string& what) {
+    throw std::runtime_error("XML: " + what);
+  }
+
+  // What comes before one of `ends`, or all.
+  std::string until(const char* ends) {
+    const size_t length = std::min(rest_.find_first_of(ends), rest_.size());
+    std::string text(rest_.substr(0, length));
+    rest_.remove_prefix(length);
+    return text;
+  }
+
+  bool take(std::string_view wanted) {
+    if (!rest_.starts_with(wanted)) return false;
+    rest_.remove_prefix(wanted.size());
+    return true;
+  }
+
+  void need(std::string_view wanted) {
+    if (!take(wanted))
+      fail("wanted " + std::string(wanted) + " before " + std::string(rest_.substr(0, 40)));
+  }
+
+  static void check_escaped(std::string_view text) {
+    if (text.find_first_of("<>") != std::string_view::npos) fail("a bare < or >");
+    for (size_t at = text.find('&'); at != std::string_view::npos; at = text.find('&', at + 1)) {
+      const std::string_view after = text.substr(at);
+      bool known = false;
+      for (const char* entity : {"&amp;", "&lt;", "&gt;", "&quot;"})
+        known = known || after.starts_with(entity);
+      if (!known) fail("a bare &");
+    }
+  }
+
+  void tag() {
+    need("<");
+    if (take("/")) {
+      const std::string name = until(">");
+      need(">");
+      if (open_.empty() || open_.back() != name) fail("closes what is not open: " + name);
+      open_.pop_back();
+      return;
+    }
+    Element element{until(" />"), {}, ""};
+    while (take(" ")) {
+      const std::string key = until("=");
+      need("=\"");
+      const std::string value = until("\"");
+      need("\"");
+      check_escaped(value);
+      if (!element.attributes.emplace(key, value).second) fail(key + " twice");
+    }
+    if (!take("/")) open_.push_back(element.name);
+    need(">");
+    elements_.push_back(std::move(element));
+  }
+
+  std::string_view rest_;
+  std::vector<Element> elements_;
+  std::vector<std::string> open_;
+};
+
+std::vector<Element> elements_of(const std::string& xml) { return XmlReader(xml).all(); }
+
+// Elements of a name with an attribute (any, where the key is empty) that hold a text.
+int64_t count(const std::vector<Element>& elements, const std::string& name, const std::string& key,
+              const std::string& value, const std::string& text = "") {
   return std::count_if(elements.begin(), elements.end(), [&](const Element& one) {
-    return one.name == name && one.attributes.find(attributes) != std::string::npos &&
-           one.text.find(text) != std::string::npos;
+    const auto found = one.attributes.find(key);
+    const bool has = key.empty() || (found != one.attributes.end() &&
+                                     found->second.find(value) != std::string::npos);
+    return one.name == name && has && one.text.find(text) != std::string::npos;
   });
 }
 
 TEST(Picture, HasEveryTileAndFifo) {
   Program program = small_program();
-  const std::vector<Element> elements = parse_xml(picture(program, small_machine()));
-  EXPECT_EQ(count(elements, "svg", "http://www.w3.org/2000/svg"), 1);
-  EXPECT_EQ(count(elements, "g", "class=\"tile\""), 2 * 4);
+  const std::vector<Element> elements = elements_of(picture(program, small_machine()));
+  EXPECT_EQ(count(elements, "svg", "xmlns", "http://www.w3.org/2000/svg"), 1);
+  EXPECT_EQ(count(elements, "g", "class", "tile"), 2 * 4);
   for (const char* tile : {"core (0, 2)", "core (1, 3)", "mem (1, 1)", "shim (0, 0)"})
-    EXPECT_EQ(count(elements, "text", "", tile), 1) << tile;
-  EXPECT_EQ(count(elements, "g", "class=\"fifo\""), 6);
+    EXPECT_EQ(count(elements, "text", "", "", tile), 1) << tile;
+  EXPECT_EQ(count(elements, "g", "class", "fifo"), 6);
   for (const Fifo& fifo : program.fifos) {
-    EXPECT_EQ(count(elements, "title", "", fifo.name + ": "), 1);
-    EXPECT_GE(count(elements, "text", "fill=\"#", fifo.name), 1);
+    EXPECT_EQ(count(elements, "title", "", "", fifo.name + ": "), 1);
+    EXPECT_GE(count(elements, "text", "fill", "#", fifo.name), 1);
   }
-  EXPECT_EQ(count(elements, "path", "marker-end"), 6);
+  EXPECT_EQ(count(elements, "path", "marker-end", "#head"), 6);
 }
 
 TEST(Picture, ABroadcastIsOneArrowThatBranches) {
   Program program = small_program();
   program.fifos[kIn0].consumers.push_back({.tile = {0, 3}});
-  const std::vector<Element> elements = parse_xml(picture(program, small_machine()));
-  EXPECT_EQ(count(elements, "g", "class=\"fifo\""), 6);
-  EXPECT_EQ(count(elements, "path", "marker-end"), 7);
+  const std::vector<Element> elements = elements_of(picture(program, small_machine()));
+  EXPECT_EQ(count(elements, "g", "class", "fifo"), 6);
+  EXPECT_EQ(count(elements, "path", "marker-end", "#head"), 7);
 }
 
 // Row 0 is the lowest, so its y is largest.
 TEST(Picture, HasRowZeroAtTheBottom) {
-  const std::vector<Element> elements = parse_xml(picture(small_program(), small_machine()));
+  const std::vector<Element> elements = elements_of(picture(small_program(), small_machine()));
   const auto y_of = [&](const std::string& text) {
     for (const Element& one : elements) {
-      std::smatch match;
-      if (one.name == "text" && one.text == text &&
-          std::regex_search(one.attributes, match, std::regex(" y=\"([0-9]+)\"")))
-        return std::stoi(match[1]);
+      if (one.name == "text" && one.text == text) return std::stoi(one.attributes.at("y"));
     }
     return -1;
   };
@@ -195,25 +245,25 @@ TEST(Picture, HasRowZeroAtTheBottom) {
 
 TEST(Picture, ColoursCoresByTheirKernels) {
   Program program = small_program();
-  EXPECT_EQ(count(parse_xml(picture(program, small_machine())), "rect", "fill=\"#cfe3fb\""), 3);
+  EXPECT_EQ(count(elements_of(picture(program, small_machine())), "rect", "fill", "#cfe3fb"), 3);
   auto& loop = std::get<Loop>(program.cores[1].body[0].what);
   for (Statement& statement : std::get<If>(loop.body[0].what).body) {
     if (auto* call = std::get_if<Call>(&statement.what)) call->kernel = "gemv";
   }
-  const std::vector<Element> elements = parse_xml(picture(program, small_machine()));
+  const std::vector<Element> elements = elements_of(picture(program, small_machine()));
   // A core, and its kernel's square in the legend.
-  EXPECT_EQ(count(elements, "rect", "fill=\"#cfe3fb\""), 2);
-  EXPECT_EQ(count(elements, "rect", "fill=\"#fde0c5\""), 2);
-  EXPECT_EQ(count(elements, "text", "font-size=\"11\"", "gemv"), 1);
+  EXPECT_EQ(count(elements, "rect", "fill", "#cfe3fb"), 2);
+  EXPECT_EQ(count(elements, "rect", "fill", "#fde0c5"), 2);
+  EXPECT_EQ(count(elements, "text", "font-size", "11", "gemv"), 1);
 }
 
 TEST(Picture, EscapesNames) {
   Program program = small_program();
   program.name = "a<b & \"c\">";
   program.fifos[kIn].name = "<in>";
-  const std::vector<Element> elements = parse_xml(picture(program, small_machine()));
-  EXPECT_EQ(count(elements, "title", "", "&lt;in&gt;"), 1);
-  EXPECT_EQ(count(elements, "text", "", "a&lt;b &amp; &quot;c&quot;&gt;"), 1);
+  const std::vector<Element> elements = elements_of(picture(program, small_machine()));
+  EXPECT_EQ(count(elements, "title", "", "", "&lt;in&gt;"), 1);
+  EXPECT_EQ(count(elements, "text", "", "", "a&lt;b &amp; &quot;c&quot;&gt;"), 1);
 }
 
 }  // namespace

@@ -39,6 +39,9 @@ TEST(Machine, ThoseOfThePapersAreThere) {
   EXPECT_EQ(strix.mem_tile.memory_bytes, 512 << 10);
   // Six in and six out of each of eight mem tiles; STEEL counts 48 of one direction.
   EXPECT_EQ(strix.mem_tile.channels_in * strix.columns, 48);
+  // Phoenix has five columns, one of them without a shim's DMA.
+  EXPECT_EQ(named_machine("xdna1").columns, 5);
+  EXPECT_EQ(named_machine("xdna1").shim_columns, 4);
   EXPECT_TRUE(strix.core.exp_in_hardware);
   EXPECT_FALSE(named_machine("xdna1").core.exp_in_hardware);
   // The measured block of 64 x 64 x 64: 3.938 us at 1.8 GHz.

@@ -14,7 +14,7 @@ constexpr int64_t kWholeBytes = 2 * kHalfBytes;
 inline Machine small_machine() {
   Machine machine{};
   machine.name = "small";
-  machine.columns = 2;
+  machine.columns = machine.shim_columns = 2;
   machine.core_rows = 2;
   machine.core.memory_bytes = 16384;
   machine.mem_tile.memory_bytes = 65536;

@@ -75,6 +75,11 @@ TEST(Validate, Tiles) {
   EXPECT_SAYS("fifo in_0 at (0, 4)", [](Program& p) { p.fifos[kIn0].consumers[0].tile.row = 4; });
   EXPECT_SAYS("fifo in at mem tile (-1, 1)",
               [](Program& p) { p.fifos[kIn].consumers[0].tile.column = -1; });
+  EXPECT_SAYS("halves on small: fifo out at shim (1, 0): wanted a shim with DMAs, columns 0 to 0",
+              [](Program& p, Machine& m) {
+                m.shim_columns = 1;
+                p.fifos[kOut].consumers[0].tile = {1, 0};
+              });
   EXPECT_SAYS("core mem tile (0, 1): wanted a row of 2 or more, got 1",
               [](Program& p) { p.cores[0].tile.row = 1; });
   EXPECT_SAYS("core (0, 2): wanted one body a tile, got another",
@@ -122,6 +127,8 @@ TEST(Validate, WalksOfFifos) {
               HasSubstr("wanted a constant walk, got position x 1"));
   EXPECT_THAT(walk({{64, -1}}), HasSubstr("wanted strides of 0 or more, got -1"));
   EXPECT_THAT(walk({{0, 1}}), HasSubstr("wanted sizes of 1 or more, got 0"));
+  // Words one by one are the innermost dimension themselves.
+  EXPECT_EQ(walk({{2, 1}, {2, 2}, {4, 4}, {4, 16}}), "valid");
   // Of bf16: 128 units, in runs of an even count.
   EXPECT_EQ(walk({{16, 8}, {8, 1}}, 2), "valid");
   EXPECT_THAT(walk({{8, 1}, {16, 8}}, 2),
@@ -252,6 +259,12 @@ TEST(Validate, AcquiresAndReleases) {
                 auto& pass = loop_of(p).body;
                 pass.push_back(acquire(kIn0, Port::kConsume, 0));
               });
+  EXPECT_SAYS("loop i0: wanted a pass that leaves the same elements of in_0 held, got others",
+              [](Program& p) {
+                loop_of(p).body = {release(kIn0, Port::kConsume), acquire(kIn0, Port::kConsume, 7)};
+                Body& body = p.cores[0].body;
+                body.insert(body.begin(), acquire(kIn0, Port::kConsume, 6));
+              });
   EXPECT_SAYS("core (0, 2): wanted to release all of in_0 by the end of its body, got 1 held",
               [](Program& p) { p.cores[0].body.push_back(acquire(kIn0, Port::kConsume, 0)); });
 }
@@ -293,6 +306,11 @@ TEST(Validate, BytesOfCalls) {
     });
   };
   EXPECT_EQ(with_index(64), "valid");
+  EXPECT_THAT(message([](Program& p) {
+                call_of(p).arguments[0] = Held{0, 256 - Expression::index(0) * 64};
+                call_of(p).arguments[2] = Expression(64);
+              }),
+              HasSubstr("wanted at most 256 bytes of its memory, got 320"));
   EXPECT_THAT(with_index(65), HasSubstr("wanted at most 256 bytes of its memory, got 259"));
   // A condition that does not hold there, and a size that only the call knows.
   EXPECT_EQ(message([](Program& p) {
