@@ -53,9 +53,7 @@ ROOMS = [
 LOWERED = {"gate_up_silu_mlp", "kv_cache_update", "packed_linear", "rope_attention_decode"}
 
 # (room, op) of an op that is declared for some devices only; README's table shows it.
-EXEMPT: set[tuple[str, str]] = {
-    ("csrc/npu/ops/{op}.cpp", op) for op in OPS if op not in LOWERED
-}
+EXEMPT: set[tuple[str, str]] = {("csrc/npu/ops/{op}.cpp", op) for op in OPS if op not in LOWERED}
 
 TORCH = r"^(ATen|c10|torch|pybind11)/"
 INTRINSICS = r"^(immintrin|x86intrin|arm_neon|arm_sve)\.h$"
