@@ -38,6 +38,13 @@ struct Caller<kFunction> {
 
 int64_t number(Values values, size_t i) { return values[i].number; }
 
+constexpr int64_t kBlock = 64;  // rows and columns of STEEL's blocks
+
+// Whether a block of STEEL has work, whose coordinates, tokens and offset begin at value `i`.
+bool is_live(Values v, size_t i) {
+  return host::block_kind(number(v, i), number(v, i + 1), number(v, i + 2), number(v, i + 3)) != 0;
+}
+
 const std::vector<Kernel>& kernels() {
   static const std::vector<Kernel> list{
       {.name = "copy",  // from, to, bytes
@@ -148,7 +155,68 @@ const std::vector<Kernel>& kernels() {
                                          number(v, 3) * kBf16Bytes};
            },
        .work = [](Values v) { return Work{.elementwise = number(v, 3)}; },
-       .run = Caller<host::decode_finish>::run}};
+       .run = Caller<host::decode_finish>::run},
+      // q, k, a, most, head_dim, row_block, column_block, tokens, offset, scale
+      {.name = "steel_scores",
+       .arguments = {kMemory, kMemory, kMemory, kMemory, kNumber, kNumber, kNumber, kNumber,
+                     kNumber, kNumber},
+       .memory_bytes =
+           [](Values v) {
+             const int64_t block = kBlock * number(v, 4) * kBf16Bytes;
+             return std::vector<int64_t>{block, block, (kBlock + 2) * kBlock * kF32Bytes,
+                                         kBlock * kF32Bytes};
+           },
+       .work =
+           [](Values v) {
+             const bool live = is_live(v, 5);
+             return Work{.bf16_macs = live ? kBlock * kBlock * number(v, 4) : 0,
+                         .elementwise = live ? 2 * kBlock * kBlock : 0};
+           },
+       .run = Caller<host::steel_scores>::run},
+      // a, p, state, sums, row_block, column_block, tokens, offset
+      {.name = "steel_softmax",
+       .arguments = {kMemory, kMemory, kMemory, kMemory, kNumber, kNumber, kNumber, kNumber},
+       .memory_bytes =
+           [](Values) {
+             return std::vector<int64_t>{(kBlock + 2) * kBlock * kF32Bytes,
+                                         kBlock * kBlock * kBf16Bytes, 2 * kBlock * kF32Bytes,
+                                         kBlock * kF32Bytes};
+           },
+       .work =
+           [](Values v) {
+             const int64_t weights = is_live(v, 4) ? kBlock * kBlock : 0;
+             return Work{.elementwise = 4 * weights, .exponentials = weights};
+           },
+       .run = Caller<host::steel_softmax>::run},
+      // p, v, state, o, sums, head_dim, row_block, column_block, tokens, offset
+      {.name = "steel_values",
+       .arguments = {kMemory, kMemory, kMemory, kMemory, kMemory, kNumber, kNumber, kNumber,
+                     kNumber, kNumber},
+       .memory_bytes =
+           [](Values v) {
+             const int64_t head_dim = number(v, 5);
+             return std::vector<int64_t>{kBlock * kBlock * kBf16Bytes,
+                                         kBlock * head_dim * kBf16Bytes, 2 * kBlock * kF32Bytes,
+                                         kBlock * head_dim * kF32Bytes, kBlock * kF32Bytes};
+           },
+       .work =
+           [](Values v) {
+             const bool live = is_live(v, 6);
+             return Work{.bf16_macs = live ? kBlock * kBlock * number(v, 5) : 0,
+                         .elementwise = live ? kBlock * number(v, 5) : 0};
+           },
+       .run = Caller<host::steel_values>::run},
+      // o, sums, y, head_dim, row_block, tokens
+      {.name = "steel_finish",
+       .arguments = {kMemory, kMemory, kMemory, kNumber, kNumber, kNumber},
+       .memory_bytes =
+           [](Values v) {
+             const int64_t elements = kBlock * number(v, 3);
+             return std::vector<int64_t>{elements * kF32Bytes, kBlock * kF32Bytes,
+                                         elements * kBf16Bytes};
+           },
+       .work = [](Values v) { return Work{.elementwise = kBlock * number(v, 3)}; },
+       .run = Caller<host::steel_finish>::run}};
   return list;
 }
 
@@ -172,10 +240,13 @@ std::vector<std::string> kernel_names() {
 }
 
 int64_t kernel_cycles(const Machine& machine, const Kernel& kernel, Values arguments) {
-  const auto measured = machine.kernel_cycles.find(kernel.name);
-  if (measured != machine.kernel_cycles.end()) return measured->second;
   const CoreSpec& core = machine.core;
   const Work work = kernel.work(arguments);
+  const bool idle =
+      work.bf16_macs + work.int8_macs + work.elementwise + work.exponentials + work.moved_bytes ==
+      0;
+  const auto measured = machine.kernel_cycles.find(kernel.name);
+  if (measured != machine.kernel_cycles.end() && !idle) return measured->second;
   constexpr int64_t kMoveBytes = 32;  // of a 256-bit load or store a cycle
   return core.call_cycles + std::max({ceil_div(work.bf16_macs, core.bf16_macs_per_cycle),
                                       ceil_div(work.int8_macs, core.int8_macs_per_cycle),

@@ -8,4 +8,5 @@
 namespace fasttps::npu::host {
 #include "attention.cc"
 #include "matvec.cc"
+#include "prefill.cc"
 }  // namespace fasttps::npu::host
