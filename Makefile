@@ -8,7 +8,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-CPP := $(shell find csrc -name '*.h' -o -name '*.cpp')
+CPP := $(shell find csrc -name '*.h' -o -name '*.hpp' -o -name '*.cc' -o -name '*.cpp')
 
 export HF_HUB_OFFLINE := 1
 export FASTTPS_TRANSFORMERS_5_12 := $(CURDIR)/.cache/transformers-5.12.1

@@ -89,7 +89,12 @@ def lint() -> bool:
         [
             succeeds(VENV_BIN / "ruff", "check", "--quiet"),
             succeeds(VENV_BIN / "ruff", "format", "--check", "--quiet"),
-            succeeds(VENV_BIN / "clang-format", "--dry-run", "-Werror", *sources(".h", ".cpp")),
+            succeeds(
+                VENV_BIN / "clang-format",
+                "--dry-run",
+                "-Werror",
+                *sources(".h", ".hpp", ".cc", ".cpp"),
+            ),
         ]
     )
 

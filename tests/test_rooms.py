@@ -91,6 +91,8 @@ FORBIDDEN_INCLUDES = {
 ALLOWED_INCLUDES = {
     "csrc/cpu/kernels/*": r"^(cstdint|immintrin\.h)$|^(\.\./)?[a-z0-9_]+\.h$",
     "csrc/cpu/isa/*": r"^(cstdint|immintrin\.h)$|^(\.\./(kernels/)?)?[a-z0-9_]+\.h$",
+    "csrc/npu/kernels/*.cc": r"^kernel\.h$",
+    "csrc/npu/kernels/kernel.h": r"^(cstdint|aie_api/aie\.hpp)$",
     "csrc/cpu/limits/isa/*": r"^(cstdint|immintrin\.h)$|^(\.\./(\.\./)?)?[a-z0-9_]+\.h$",
 }
 

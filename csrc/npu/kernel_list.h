@@ -39,7 +39,12 @@ struct Kernel {
   // Bytes that the call reads or writes through each memory argument, given the numbers.
   std::vector<int64_t> (*memory_bytes)(std::span<const KernelValue> arguments);
   Work (*work)(std::span<const KernelValue> arguments);
-  void (*run)(Numerics numerics, std::span<const KernelValue> arguments);
+  void (*run_aie2)(std::span<const KernelValue> arguments);
+  void (*run_aie2p)(std::span<const KernelValue> arguments);
+  void (*run_aie2p_bfp16)(std::span<const KernelValue> arguments);
+
+  // Throws std::invalid_argument for other arguments, or numerics that no core has.
+  void run(Numerics numerics, std::span<const KernelValue> values) const;
 };
 
 // Throws std::invalid_argument with the names that there are.

@@ -10,10 +10,15 @@ LoweredMatvec lower_gate_up_silu_mlp(const GateUpSiluMlpSizes& sizes, const Mach
   check_sizes(kOp,
               {{"hidden_size", sizes.hidden_size}, {"intermediate_size", sizes.intermediate_size}});
   check_tile_format(kOp, sizes.format, sizes.group_size);
+  if (sizes.activation < 0 || sizes.activation > 2) {
+    throw std::invalid_argument(std::string(kOp) + ": wanted an activation of 0 to 2, got " +
+                                std::to_string(sizes.activation));
+  }
   const std::vector<MatvecPhase> phases{{.name = "gate_up",
                                          .rows = 2 * sizes.intermediate_size,
                                          .cols = sizes.hidden_size,
                                          .gated = true,
+                                         .activation = sizes.activation,
                                          .vector = kInput,
                                          .weights = kGateUp,
                                          .result = kInner},

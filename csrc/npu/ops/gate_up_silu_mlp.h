@@ -4,9 +4,9 @@
 namespace fasttps::npu {
 
 // A gated MLP for one token (paper 000, section 3.2, Fusion MLP):
-//   output = down (silu(gate x) * (up x))
+//   output = down (act(gate x) * (up x))
 // gate and up are one matrix of half tiles in turn, so that activation and product happen where the
-// sums are: of the activations only x and silu(gate x) * up x pass through L3, two in place of the
+// sums are: of the activations only x and act(gate x) * up x pass through L3, two in place of the
 // seven of the layer-by-layer form.
 // Arguments: input [hidden_size] (in), gate_up, down (in; pack_matvec), inner [intermediate_size]
 // (in and out, the array's own), output [hidden_size] (out); vectors bf16, input and inner of
@@ -16,6 +16,7 @@ struct GateUpSiluMlpSizes {
   int64_t intermediate_size;
   TileFormat format = TileFormat::kBf16;
   int64_t group_size = 0;
+  int activation = 0;  // 0 silu, 1 gelu, 2 gelu_tanh
 };
 
 struct LoweredMatvec {

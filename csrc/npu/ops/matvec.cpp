@@ -208,18 +208,20 @@ class MatvecBuilder {
         Held{kTile},
         OfScratch{kVector, Expression::index(kAlong) * (tiling_.tile_cols * kBf16Bytes)},
         OfScratch{kSums}, Expression(tiling_.tile_rows), Expression(tiling_.tile_cols)};
-    if (tiling_.format == TileFormat::kInt4) product.push_back(Expression(tiling_.group_size));
-    // 0 for the first tile of a row: it begins the sums.
-    product.push_back(min(Expression::index(kAlong), 1));
+    if (tiling_.format == TileFormat::kInt4) {
+      product.insert(product.end(), {Expression(tiling_.group_size), Expression(0)});
+    }
+    // The first tile of a row begins the sums.
+    product.push_back(Expression(1) - min(Expression::index(kAlong), 1));
     const char* kernel = tiling_.format == TileFormat::kBf16 ? "gemv" : "gemv_int4";
     Body block{
         {Loop{kAlong, phase.cols / tiling_.tile_cols, {take, {Call{kernel, product}}, give}}}};
     if (phase.gated) {
       const int64_t half = tiling_.tile_rows / 2;
-      block.push_back({Call{
-          "silu_mul",
-          {OfScratch{kSums}, OfScratch{kSums, half * kF32Bytes},
-           Held{kResult, Expression::index(kHalf) * (half * kBf16Bytes)}, Expression(half)}}});
+      block.push_back({Call{"silu_mul",
+                            {OfScratch{kSums}, OfScratch{kSums, half * kF32Bytes},
+                             Held{kResult, Expression::index(kHalf) * (half * kBf16Bytes)},
+                             Expression(half), Expression(phase.activation)}}});
       block = {{Loop{kHalf, 2, block}}};
     } else {
       block.push_back(

@@ -54,12 +54,13 @@ struct MatvecPhase {
   std::string name;
   int64_t rows = 0;  // of the matrix; of gate and up together where `gated`
   int64_t cols = 0;
-  // Rows come in half tiles of gate and up in turn, and what is written is silu(gate) * up: half as
+  // Rows come in half tiles of gate and up in turn, and what is written is act(gate) * up: half as
   // many (paper 000, section 3.2, point 1).
   bool gated = false;
-  int vector = 0;   // argument that is read
-  int weights = 0;  // argument with the matrix
-  int result = 0;   // argument that is written
+  int activation = 0;  // of silu_mul, where gated
+  int vector = 0;      // argument that is read
+  int weights = 0;     // argument with the matrix
+  int result = 0;      // argument that is written
 };
 
 // The largest tiles that divide all phases and fit a core. Throws Incompatible with the reason.

@@ -45,7 +45,8 @@ Matrix random_matrix(int64_t rows, int64_t cols, TileFormat format, int64_t grou
   for (uint8_t& pair : made.quants) pair = static_cast<uint8_t>(generator());
   made.scales = random_bf16(made.exact.size() / static_cast<size_t>(group), seed + 1, scale / 4);
   for (size_t i = 0; i < made.exact.size(); ++i) {
-    const int quant = i % 2 == 0 ? made.quants[i / 2] & 15 : made.quants[i / 2] >> 4;
+    const uint8_t pair = made.quants[i / 32 * 16 + i % 16];
+    const int quant = i % 32 < 16 ? pair & 15 : pair >> 4;
     made.exact[i] = (quant - 8) * double{made.scales[i / static_cast<size_t>(group)]};
   }
   return made;
@@ -112,7 +113,7 @@ struct MlpCase {
     std::vector<double> inner(static_cast<size_t>(sizes.intermediate_size));
     for (size_t i = 0; i < inner.size(); ++i) {
       const double gate = both[i], up = both[inner.size() + i];
-      inner[i] = bfloat16(static_cast<float>(gate / (1 + std::exp(-gate)) * up));
+      inner[i] = nearest_bf16(gate / (1 + std::exp(-gate)) * up);
     }
     return product(down, inner);
   }

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 enum { kQuery, kKey, kValue, kCos, kSin, kKCache, kVCache, kOutput };
 
-double rounded(double x) { return bfloat16(static_cast<float>(x)); }
+double rounded(double x) { return nearest_bf16(x); }
 
 // One token's tensors, and what float64 makes of them. Slots behind the token hold NaN.
 struct Case {

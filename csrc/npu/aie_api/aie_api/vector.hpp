@@ -1,172 +1,132 @@
 #pragma once
-#include <array>
-#include <cstring>
-#include <type_traits>
+#include "types.hpp"
 
-#include "bfloat16.hpp"
-
-// Vectors and accumulators of the AIE API. Arrays, whose loops a host's compiler vectorises.
-
-struct accfloat {};  // float32 sums
-struct uint4 {};     // two in a byte of memory
-
-namespace aie {
+namespace aie::inline AIE_HOST_CORE {
 
 template <class T, unsigned N>
 struct vector {
-  using value_type = T;
-  std::array<T, N> lanes{};
+  T lanes[N];
 
   static constexpr unsigned size() { return N; }
-  T operator[](unsigned i) const { return lanes[i]; }
   T get(unsigned i) const { return lanes[i]; }
   void set(T x, unsigned i) { lanes[i] = x; }
-
   template <unsigned M>
   vector<T, M> extract(unsigned part) const {
     vector<T, M> out;
-    for (unsigned i = 0; i < M; ++i) out.lanes[i] = lanes[part * M + i];
+    std::memcpy(static_cast<void*>(out.lanes), lanes + part * M, sizeof out);
     return out;
   }
-  template <unsigned M>
-  vector& insert(unsigned part, const vector<T, M>& x) {
-    for (unsigned i = 0; i < M; ++i) lanes[part * M + i] = x.lanes[i];
-    return *this;
-  }
-  // The same bits as lanes of another type.
   template <class U>
   vector<U, N * sizeof(T) / sizeof(U)> cast_to() const {
     vector<U, N * sizeof(T) / sizeof(U)> out;
-    std::memcpy(static_cast<void*>(out.lanes.data()), static_cast<const void*>(lanes.data()),
-                sizeof(T) * N);
+    std::memcpy(static_cast<void*>(out.lanes), lanes, sizeof out);
+    return out;
+  }
+  vector<int16, N> unpack() const {
+    vector<int16, N> out;
+    for (unsigned i = 0; i < N; ++i) out.lanes[i] = lanes[i];
     return out;
   }
 };
 
-template <unsigned N>
-struct vector<uint4, N> {
-  std::array<uint8_t, N / 2> pairs{};
-};
-
 template <class Tag, unsigned N>
-struct accum;
+struct accum {
+  using type = typename lane<Tag>::type;
+  type lanes[N];
 
-template <unsigned N>
-struct accum<accfloat, N> {
-  std::array<float, N> lanes{};
-
-  static constexpr unsigned size() { return N; }
   accum() = default;
   template <class T>
-  explicit accum(const vector<T, N>& x) {
-    from_vector(x);
+  explicit accum(const vector<T, N>& from) {
+    for (unsigned i = 0; i < N; ++i) lanes[i] = static_cast<type>(from.lanes[i]);
   }
   template <class T>
-  void from_vector(const vector<T, N>& x) {
-    for (unsigned i = 0; i < N; ++i) lanes[i] = static_cast<float>(x.lanes[i]);
-  }
-  // Rounded as the core's mode says; float32 as it is.
-  template <class T>
-  vector<T, N> to_vector() const {
+  vector<T, N> to_vector(int shift = 0) const {
     vector<T, N> out;
-    if constexpr (std::is_same_v<T, float>) {
-      out.lanes = lanes;
-    } else if (get_rounding() == rounding_mode::conv_even) {
-      for (unsigned i = 0; i < N; ++i) out.lanes[i].bits = detail::to_bf16_even(lanes[i]);
-    } else {
-      const rounding_mode mode = get_rounding();
-      for (unsigned i = 0; i < N; ++i) out.lanes[i].bits = detail::to_bf16(lanes[i], mode);
+    for (unsigned i = 0; i < N; ++i) {
+      if constexpr (std::is_same_v<type, float>)
+        out.lanes[i] = narrow<T>(lanes[i], shift);
+      else
+        out.lanes[i] = narrow<T>(static_cast<int64_t>(lanes[i]), shift);
     }
     return out;
   }
 };
 
-template <unsigned N, class T>
-vector<std::remove_const_t<T>, N> load_v(const T* from) {
-  vector<std::remove_const_t<T>, N> out;
-  std::memcpy(static_cast<void*>(out.lanes.data()), static_cast<const void*>(from), sizeof(T) * N);
-  return out;
-}
 template <unsigned N>
-vector<uint4, N> load_v(const uint4* from) {
-  vector<uint4, N> out;
-  std::memcpy(out.pairs.data(), from, N / 2);
+struct mask {
+  bool lanes[N];
+  bool test(unsigned i) const { return lanes[i]; }
+};
+
+template <unsigned N, class T>
+vector<T, N> load_v(const T* from) {
+  vector<T, N> out;
+  std::memcpy(static_cast<void*>(out.lanes), from, sizeof out);
   return out;
 }
-template <unsigned N, class T>
-vector<std::remove_const_t<T>, N> load_unaligned_v(const T* from, unsigned = 1) {
-  return load_v<N>(from);
+template <class T, unsigned N>
+void store_v(T* to, const vector<T, N>& v) {
+  std::memcpy(static_cast<void*>(to), v.lanes, sizeof v);
 }
 template <class T, unsigned N>
-void store_v(T* to, const vector<T, N>& x) {
-  std::memcpy(static_cast<void*>(to), static_cast<const void*>(x.lanes.data()), sizeof(T) * N);
-}
-template <class T, unsigned N>
-void store_unaligned_v(T* to, const vector<T, N>& x, unsigned = 1) {
-  store_v(to, x);
-}
-
-template <class T, unsigned N>
-vector<T, N> broadcast(T x) {
+vector<T, N> broadcast(std::type_identity_t<T> x) {
   vector<T, N> out;
-  out.lanes.fill(x);
+  for (T& to : out.lanes) to = x;
   return out;
 }
 template <class T, unsigned N>
 auto zeros() {
-  if constexpr (std::is_same_v<T, accfloat>) {
-    return accum<T, N>{};
+  if constexpr (std::is_same_v<T, accfloat> || std::is_same_v<T, acc32> ||
+                std::is_same_v<T, acc64>) {
+    accum<T, N> out;
+    for (auto& x : out.lanes) x = 0;
+    return out;
   } else {
-    return vector<T, N>{};
+    return broadcast<T, N>(T(0));
   }
 }
-
-// Products are exact in float32 where the factors are bfloat16, and sums round once a term.
 template <class T, unsigned N>
-accum<accfloat, N> mul(const vector<T, N>& a, const vector<T, N>& b) {
-  accum<accfloat, N> out;
+vector<T, 2 * N> concat(const vector<T, N>& a, const vector<T, N>& b) {
+  vector<T, 2 * N> out;
   for (unsigned i = 0; i < N; ++i) {
-    out.lanes[i] = static_cast<float>(a.lanes[i]) * static_cast<float>(b.lanes[i]);
+    out.lanes[i] = a.lanes[i];
+    out.lanes[N + i] = b.lanes[i];
   }
   return out;
 }
-template <class T, unsigned N>
-accum<accfloat, N> mul(const vector<T, N>& a, T b) {
-  return mul(a, broadcast<T, N>(b));
-}
-template <class T, unsigned N>
-accum<accfloat, N> mac(accum<accfloat, N> sum, const vector<T, N>& a, const vector<T, N>& b) {
-  for (unsigned i = 0; i < N; ++i) {
-    sum.lanes[i] += static_cast<float>(a.lanes[i]) * static_cast<float>(b.lanes[i]);
-  }
-  return sum;
-}
-template <class T, unsigned N>
-accum<accfloat, N> msc(accum<accfloat, N> sum, const vector<T, N>& a, const vector<T, N>& b) {
-  for (unsigned i = 0; i < N; ++i) {
-    sum.lanes[i] -= static_cast<float>(a.lanes[i]) * static_cast<float>(b.lanes[i]);
-  }
-  return sum;
-}
 
-template <unsigned N>
-accum<accfloat, N> add(accum<accfloat, N> a, const accum<accfloat, N>& b) {
-  for (unsigned i = 0; i < N; ++i) a.lanes[i] += b.lanes[i];
+// bf16 products are exact in f32; sums round to nearest, lane by lane.
+template <class T, unsigned N>
+auto mul(const vector<T, N>& a, const vector<T, N>& b) {
+  using Out = accum<accumulator_of<T>, N>;
+  Out out;
+  for (unsigned i = 0; i < N; ++i)
+    out.lanes[i] =
+        static_cast<typename Out::type>(a.lanes[i]) * static_cast<typename Out::type>(b.lanes[i]);
+  return out;
+}
+template <class Tag, class T, unsigned N>
+accum<Tag, N> mac(accum<Tag, N> c, const vector<T, N>& a, const vector<T, N>& b) {
+  using type = typename lane<Tag>::type;
+  for (unsigned i = 0; i < N; ++i)
+    c.lanes[i] += static_cast<type>(a.lanes[i]) * static_cast<type>(b.lanes[i]);
+  return c;
+}
+template <class Tag, class T, unsigned N>
+accum<Tag, N> msc(accum<Tag, N> c, const vector<T, N>& a, const vector<T, N>& b) {
+  using type = typename lane<Tag>::type;
+  for (unsigned i = 0; i < N; ++i)
+    c.lanes[i] -= static_cast<type>(a.lanes[i]) * static_cast<type>(b.lanes[i]);
+  return c;
+}
+template <class T, unsigned N>
+vector<T, N> add(vector<T, N> a, const vector<T, N>& b) {
+  for (unsigned i = 0; i < N; ++i) a.lanes[i] = static_cast<T>(a.lanes[i] + b.lanes[i]);
   return a;
 }
-template <unsigned N>
-accum<accfloat, N> sub(accum<accfloat, N> a, const accum<accfloat, N>& b) {
-  for (unsigned i = 0; i < N; ++i) a.lanes[i] -= b.lanes[i];
-  return a;
-}
-template <unsigned N>
-vector<float, N> add(vector<float, N> a, const vector<float, N>& b) {
-  for (unsigned i = 0; i < N; ++i) a.lanes[i] += b.lanes[i];
-  return a;
-}
-template <unsigned N>
-vector<float, N> sub(vector<float, N> a, const vector<float, N>& b) {
-  for (unsigned i = 0; i < N; ++i) a.lanes[i] -= b.lanes[i];
+template <class T, unsigned N>
+vector<T, N> sub(vector<T, N> a, const vector<T, N>& b) {
+  for (unsigned i = 0; i < N; ++i) a.lanes[i] = static_cast<T>(a.lanes[i] - b.lanes[i]);
   return a;
 }
 template <class T, unsigned N>
@@ -179,23 +139,77 @@ vector<T, N> min(vector<T, N> a, const vector<T, N>& b) {
   for (unsigned i = 0; i < N; ++i) a.lanes[i] = b.lanes[i] < a.lanes[i] ? b.lanes[i] : a.lanes[i];
   return a;
 }
-
-// A tree in which lane i meets lane i + half.
-template <unsigned N>
-float reduce_add(vector<float, N> x) {
-  for (unsigned half = N / 2; half > 0; half /= 2) {
-    for (unsigned i = 0; i < half; ++i) x.lanes[i] += x.lanes[i + half];
-  }
-  return x.lanes[0];
+template <class T, unsigned N>
+mask<N> lt(const vector<T, N>& a, const vector<T, N>& b) {
+  mask<N> out;
+  for (unsigned i = 0; i < N; ++i) out.lanes[i] = a.lanes[i] < b.lanes[i];
+  return out;
+}
+// b where the mask is set.
+template <class T, unsigned N>
+vector<T, N> select(vector<T, N> a, const vector<T, N>& b, const mask<N>& m) {
+  for (unsigned i = 0; i < N; ++i)
+    if (m.lanes[i]) a.lanes[i] = b.lanes[i];
+  return a;
 }
 template <class T, unsigned N>
-T reduce_max(vector<T, N> x) {
-  for (unsigned half = N / 2; half > 0; half /= 2) {
-    for (unsigned i = 0; i < half; ++i) {
-      x.lanes[i] = x.lanes[i] < x.lanes[i + half] ? x.lanes[i + half] : x.lanes[i];
-    }
+T reduce_max(const vector<T, N>& v) {
+  T out = v.lanes[0];
+  for (T x : v.lanes) out = out < x ? x : out;
+  return out;
+}
+// As a tree: lane i with lane i + N / 2.
+template <class T, unsigned N>
+T reduce_add(vector<T, N> v) {
+  for (unsigned half = N / 2; half > 0; half /= 2)
+    for (unsigned i = 0; i < half; ++i) v.lanes[i] = v.lanes[i] + v.lanes[i + half];
+  return v.lanes[0];
+}
+template <unsigned N>
+vector<uint8, N> bit_and(uint8 bits, vector<uint8, N> v) {
+  for (uint8& x : v.lanes) x &= bits;
+  return v;
+}
+template <unsigned N>
+vector<uint8, N> downshift(vector<uint8, N> v, unsigned by) {
+  for (uint8& x : v.lanes) x = static_cast<uint8>(x >> by);
+  return v;
+}
+template <unsigned N>
+vector<int32, N> upshift(vector<int32, N> v, unsigned by) {
+  for (int32& x : v.lanes) x = static_cast<int32>(static_cast<uint32_t>(x) << by);
+  return v;
+}
+template <class T, unsigned N>
+vector<T, N / 2> filter(const vector<T, N>& v, unsigned odd) {
+  vector<T, N / 2> out;
+  for (unsigned i = 0; i < N / 2; ++i) out.lanes[i] = v.lanes[2 * i + odd];
+  return out;
+}
+template <class T, unsigned N>
+vector<T, N / 2> filter_even(const vector<T, N>& v) {
+  return filter(v, 0);
+}
+template <class T, unsigned N>
+vector<T, N / 2> filter_odd(const vector<T, N>& v) {
+  return filter(v, 1);
+}
+// a0 b0 a1 b1 ...
+template <class T, unsigned N>
+vector<T, 2 * N> interleave(const vector<T, N>& a, const vector<T, N>& b) {
+  vector<T, 2 * N> out;
+  for (unsigned i = 0; i < N; ++i) {
+    out.lanes[2 * i] = a.lanes[i];
+    out.lanes[2 * i + 1] = b.lanes[i];
   }
-  return x.lanes[0];
+  return out;
+}
+template <class T, unsigned N>
+vector<T, N> transpose(const vector<T, N>& v, unsigned rows, unsigned columns) {
+  vector<T, N> out;
+  for (unsigned i = 0; i < rows; ++i)
+    for (unsigned j = 0; j < columns; ++j) out.lanes[j * rows + i] = v.lanes[i * columns + j];
+  return out;
 }
 
-}  // namespace aie
+}  // namespace aie::inline AIE_HOST_CORE
