@@ -223,7 +223,7 @@ std::string dump_uses(const Program& program, const Machine& machine) {
       for (const auto& other : rows) width = std::max(width, other[column].size());
       table += (column == 0 ? "" : "  ") + padded(row[column], width, column > 0);
     }
-    table += "\n";
+    table += '\n';
   }
   return table + "ports of mem tiles to cores: " + std::to_string(ports) + "; paper 002 counts " +
          std::to_string(machine.mem_tile.channels_in) + " a mem tile, whichever way they go, of " +

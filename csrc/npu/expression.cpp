@@ -80,7 +80,7 @@ Expression Expression::index(int loop) {
   return Expression(std::make_shared<const Node>(Node{Op::kIndex, loop, nullptr, nullptr}));
 }
 
-Expression Expression::of(Op op, Expression a, Expression b) {
+Expression Expression::of(Op op, const Expression& a, const Expression& b) {
   if (a.is_constant() && b.is_constant()) return apply(op, a.constant(), b.constant());
   const auto is = [](const Expression& x, int64_t value) {
     return x.is_constant() && x.constant() == value;
@@ -172,13 +172,23 @@ Expression Expression::right() const {
   return Expression(node_->right);
 }
 
-Expression operator+(Expression a, Expression b) { return Expression::of(Op::kAdd, a, b); }
-Expression operator-(Expression a, Expression b) { return Expression::of(Op::kSubtract, a, b); }
-Expression operator*(Expression a, Expression b) { return Expression::of(Op::kMultiply, a, b); }
-Expression floor_div(Expression a, Expression b) { return Expression::of(Op::kFloorDivide, a, b); }
-Expression modulo(Expression a, Expression b) { return Expression::of(Op::kModulo, a, b); }
-Expression min(Expression a, Expression b) { return Expression::of(Op::kMin, a, b); }
-Expression max(Expression a, Expression b) { return Expression::of(Op::kMax, a, b); }
-Expression ceil_div(Expression a, Expression b) { return floor_div(a + b - 1, b); }
+Expression operator+(const Expression& a, const Expression& b) {
+  return Expression::of(Op::kAdd, a, b);
+}
+Expression operator-(const Expression& a, const Expression& b) {
+  return Expression::of(Op::kSubtract, a, b);
+}
+Expression operator*(const Expression& a, const Expression& b) {
+  return Expression::of(Op::kMultiply, a, b);
+}
+Expression floor_div(const Expression& a, const Expression& b) {
+  return Expression::of(Op::kFloorDivide, a, b);
+}
+Expression modulo(const Expression& a, const Expression& b) {
+  return Expression::of(Op::kModulo, a, b);
+}
+Expression min(const Expression& a, const Expression& b) { return Expression::of(Op::kMin, a, b); }
+Expression max(const Expression& a, const Expression& b) { return Expression::of(Op::kMax, a, b); }
+Expression ceil_div(const Expression& a, const Expression& b) { return floor_div(a + b - 1, b); }
 
 }  // namespace fasttps::npu

@@ -47,26 +47,26 @@ class Expression {
   Expression left() const;
   Expression right() const;
 
-  friend Expression operator+(Expression a, Expression b);
-  friend Expression operator-(Expression a, Expression b);
-  friend Expression operator*(Expression a, Expression b);
-  friend Expression floor_div(Expression a, Expression b);
-  friend Expression modulo(Expression a, Expression b);
-  friend Expression min(Expression a, Expression b);
-  friend Expression max(Expression a, Expression b);
+  friend Expression operator+(const Expression& a, const Expression& b);
+  friend Expression operator-(const Expression& a, const Expression& b);
+  friend Expression operator*(const Expression& a, const Expression& b);
+  friend Expression floor_div(const Expression& a, const Expression& b);
+  friend Expression modulo(const Expression& a, const Expression& b);
+  friend Expression min(const Expression& a, const Expression& b);
+  friend Expression max(const Expression& a, const Expression& b);
 
  private:
   struct Node;
   explicit Expression(std::shared_ptr<const Node> node);
-  static Expression of(Op op, Expression a, Expression b);
+  static Expression of(Op op, const Expression& a, const Expression& b);
 
   std::shared_ptr<const Node> node_;
 };
 
-Expression floor_div(Expression a, Expression b);
-Expression modulo(Expression a, Expression b);
-Expression min(Expression a, Expression b);
-Expression max(Expression a, Expression b);
-Expression ceil_div(Expression a, Expression b);
+Expression floor_div(const Expression& a, const Expression& b);
+Expression modulo(const Expression& a, const Expression& b);
+Expression min(const Expression& a, const Expression& b);
+Expression max(const Expression& a, const Expression& b);
+Expression ceil_div(const Expression& a, const Expression& b);
 
 }  // namespace fasttps::npu

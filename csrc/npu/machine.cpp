@@ -138,7 +138,9 @@ bool is_entry(const json& node) { return node.is_object() && node.contains("valu
 // Every entry below a node, by its path.
 void collect(const json& node, const std::string& path, std::map<std::string, json>& found) {
   for (const auto& [key, child] : node.items()) {
-    const std::string at = path.empty() ? key : path + "." + key;
+    std::string at = path;
+    if (!at.empty()) at += '.';
+    at += key;
     if (child.is_object() && !is_entry(child)) {
       collect(child, at, found);
     } else {

@@ -124,12 +124,12 @@ struct Call {
 struct Loop {
   int index = 0;  // what expressions of the body call it
   Expression count = {};
-  Body body = {};
+  Body body;
 };
 // The body where `condition` is not 0.
 struct If {
   Expression condition = {};
-  Body body = {};
+  Body body;
 };
 struct Statement {
   std::variant<Acquire, Release, Call, Loop, If> what;

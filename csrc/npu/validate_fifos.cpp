@@ -50,7 +50,10 @@ void check_element_walk(const Context& context, const Fifo& fifo, const Walk& wa
     if (seen[static_cast<size_t>(unit)])
       context.need(false, where, "every unit once", "unit " + std::to_string(unit) + " twice");
     seen[static_cast<size_t>(unit)] = true;
-    for (size_t d = walk.size(); d-- > 0 && ++at[d] == sizes[d];) at[d] = 0;
+    for (size_t d = walk.size(); d > 0; --d) {
+      if (++at[d - 1] < sizes[d - 1]) break;
+      at[d - 1] = 0;
+    }
   }
 }
 

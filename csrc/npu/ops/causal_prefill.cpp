@@ -95,6 +95,9 @@ class PrefillBuilder {
   };
 
   int groups() const { return count_ / at_.group; }
+  size_t member(int group, int i) const {
+    return static_cast<size_t>(group) * static_cast<size_t>(at_.group) + static_cast<size_t>(i);
+  }
   int add_fifo(Fifo fifo) {
     program_.fifos.push_back(std::move(fifo));
     return static_cast<int>(program_.fifos.size()) - 1;
@@ -173,15 +176,14 @@ class PrefillBuilder {
                              .consumers = {{.tile = mem, .depth = 1}}});
     Link link{.tile = mem, .inputs = {in}};
     for (int i = 0; i < at_.group; ++i) {
-      Pipeline& pipeline = pipelines_[static_cast<size_t>(g * at_.group + i)];
+      Pipeline& pipeline = pipelines_[member(g, i)];
       // One deep: two, beside keys and scores, are more than a core has.
       pipeline.queries =
           add_fifo({.name = name + "_" + std::to_string(i),
                     .element_bytes = block_bytes_,
                     .unit_bytes = kTileRowBytes,
                     .producer = {.tile = mem, .depth = 1, .walk = in_tiles(sizes_.head_dim)},
-                    .consumers = {{.tile = at_.pipelines[static_cast<size_t>(g * at_.group + i)][0],
-                                   .depth = 1}}});
+                    .consumers = {{.tile = at_.pipelines[member(g, i)][0], .depth = 1}}});
       link.outputs.push_back(pipeline.queries);
       link.offsets_bytes.push_back(i * block_bytes_);
     }
@@ -198,13 +200,11 @@ class PrefillBuilder {
                               .consumers = {{.tile = {mem.column, 0}, .depth = 0}}});
     Link link{.tile = mem, .outputs = {out}};
     for (int i = 0; i < at_.group; ++i) {
-      Pipeline& pipeline = pipelines_[static_cast<size_t>(g * at_.group + i)];
-      pipeline.results =
-          add_fifo({.name = name + "_" + std::to_string(i),
-                    .element_bytes = block_bytes_,
-                    .producer = {.tile = at_.pipelines[static_cast<size_t>(g * at_.group + i)][2],
-                                 .depth = 1},
-                    .consumers = {{.tile = mem, .depth = 1}}});
+      Pipeline& pipeline = pipelines_[member(g, i)];
+      pipeline.results = add_fifo({.name = name + "_" + std::to_string(i),
+                                   .element_bytes = block_bytes_,
+                                   .producer = {.tile = at_.pipelines[member(g, i)][2], .depth = 1},
+                                   .consumers = {{.tile = mem, .depth = 1}}});
       link.inputs.push_back(pipeline.results);
       link.offsets_bytes.push_back(i * block_bytes_);
     }

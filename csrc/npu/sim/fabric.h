@@ -1,4 +1,5 @@
 #pragma once
+#include <cmath>
 #include <memory>
 #include <optional>
 
@@ -68,7 +69,7 @@ struct Run {
     return static_cast<double>(machine.stream_bytes_per_cycle) / cycle_ps();
   }
   Picoseconds cycles(int64_t count) const {
-    return static_cast<Picoseconds>(static_cast<double>(count) * cycle_ps() + 0.5);
+    return std::llround(static_cast<double>(count) * cycle_ps());
   }
   void trace(const std::string& track, const std::string& name, Picoseconds begin);
 };

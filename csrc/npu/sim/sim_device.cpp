@@ -1,5 +1,6 @@
 #include "sim_device.h"
 
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -8,7 +9,7 @@
 namespace fasttps::npu::sim {
 namespace {
 
-Picoseconds from_us(double us) { return static_cast<Picoseconds>(us * 1e6 + 0.5); }
+Picoseconds from_us(double us) { return std::llround(us * 1e6); }
 
 double energy_uj(const EnergySpec& spec, const Statistics& run) {
   const auto bytes = [](int64_t count) { return static_cast<double>(count); };

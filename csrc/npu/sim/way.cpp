@@ -88,7 +88,7 @@ Process serve_moves(Run& run, Way& way) {
   const bool functional = run.options.functional, reads = in_l3(way.from);
   std::vector<std::byte> stream(functional ? static_cast<size_t>(bytes) : 0);
   const Picoseconds first_byte = run.cycles(run.machine.stream_latency_cycles) +
-                                 static_cast<Picoseconds>(run.machine.dram_latency_ns * 1e3 + 0.5);
+                                 std::llround(run.machine.dram_latency_ns * 1e3);
   PatchedMove* move = nullptr;
   int64_t moved = 0;  // of the move
   for (;;) {

@@ -332,8 +332,9 @@ TEST(Validate, LoopsAndConditions) {
               [](Program& p) { loop_of(p).count = -1; });
   EXPECT_SAYS("core (0, 2), loop i0, count: wanted the index of a loop around it, got i0",
               [](Program& p) { loop_of(p).count = Expression::index(0); });
-  EXPECT_SAYS("core (0, 2), if: wanted the index of a loop around it, got i0",
-              [](Program& p) { p.cores[0].body.emplace_back().what = If{Expression::index(0)}; });
+  EXPECT_SAYS("core (0, 2), if: wanted the index of a loop around it, got i0", [](Program& p) {
+    p.cores[0].body.emplace_back().what = If{Expression::index(0), {}};
+  });
   EXPECT_SAYS("core (0, 2), scratch kept: wanted 1 byte or more, got 0",
               [](Program& p) { p.cores[0].scratch[0].bytes = 0; });
   EXPECT_EQ(message([](Program& p) { loop_of(p).count = Expression::scalar(0) + 1; }), "valid");

@@ -24,7 +24,7 @@ struct vector {
   }
   vector<int16, N> unpack() const {
     vector<int16, N> out;
-    for (unsigned i = 0; i < N; ++i) out.lanes[i] = lanes[i];
+    for (unsigned i = 0; i < N; ++i) out.lanes[i] = static_cast<int16>(lanes[i]);
     return out;
   }
 };
